@@ -1,0 +1,106 @@
+"""What every kernel means, in plain torch: the oracle that the fast twins are compared with.
+
+The layout is the contract. A layer's `key_cache` and `value_cache` have the shape [N, G, S, D]: a
+block's share of one head is S x D contiguous values, the tile that the kernels load. Position p of
+a row lives in physical block `tables[row, p // S]`, slot `p % S` (PagedAttention, Kwon et al.,
+SOSP 2023, section 4.1). A row's queries are the tokens `offsets[row] .. offsets[row + 1]`; they
+stand at positions `starts[row], starts[row] + 1, ...` and each sees the positions up to its own.
+There is no prefill and no decode: a prefill is a row of many tokens, a decode a row of one.
+
+Everything computes in the dtype of `query`, upcast to at least float32; call with float64 tensors
+for an oracle.
+"""
+
+import torch
+from torch import Tensor
+
+
+def attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    tables: Tensor,
+    starts: Tensor,
+    offsets: Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    slopes: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of every row's tokens over the row's blocks.
+
+    Args:
+        query: [T, H, D]; head h reads key/value head h // (H / G).
+        key_cache: [N, G, S, D], the keys of the step's own tokens already written.
+        value_cache: the same shape.
+        tables: int32 [R, M]; entries past a row's last position are never read.
+        starts: int32 [R], the position of each row's first query token.
+        offsets: int32 [R + 1], where each row's tokens begin and end in `query`.
+        scale: the factor on the scores, usually D ** -0.5.
+        window: a query sees its own position and the window - 1 before it; 0 means all.
+        softcap: scores become softcap * tanh(score / softcap); 0 means off.
+        slopes: float32 [H], ALiBi: slope * (key position - query position) is added to the scores.
+
+    Returns:
+        [T, H, D] in the dtype of `query`.
+    """
+    compute = torch.promote_types(query.dtype, torch.float32)
+    block_size, groups = key_cache.shape[2], query.shape[1] // key_cache.shape[1]
+    output = torch.empty_like(query)
+    bounds = offsets.tolist()
+    for row, start in enumerate(starts.tolist()):
+        first, last = bounds[row], bounds[row + 1]
+        if first == last:
+            continue
+        context = start + last - first
+        blocks = tables[row, : -(-context // block_size)].long()
+        keys, values = (
+            cache[blocks]  # [blocks, G, S, D]
+            .transpose(0, 1)
+            .flatten(1, 2)[:, :context]  # [G, context, D]
+            .to(compute)
+            .repeat_interleave(groups, dim=0)
+            for cache in (key_cache, value_cache)
+        )
+        scores = torch.einsum("thd,hcd->htc", query[first:last].to(compute), keys) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        positions = torch.arange(start, context, device=query.device)[:, None]
+        distance = torch.arange(context, device=query.device)[None, :] - positions
+        if slopes is not None:
+            scores = scores + slopes.to(compute)[:, None, None] * distance
+        hidden = distance > 0
+        if window:
+            hidden |= distance <= -window
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        output[first:last] = torch.einsum("htc,hcd->thd", weights, values).to(query.dtype)
+    return output
+
+
+def write_kv(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
+) -> None:
+    """Store the keys and values of a step's tokens in the pool, in place.
+
+    Args:
+        key: [T, G, D].
+        value: [T, G, D].
+        key_cache: [N, G, S, D].
+        value_cache: the same shape.
+        slots: int64 [T], where each token goes: physical block * S + slot within the block.
+    """
+    blocks, within = slots // key_cache.shape[2], slots % key_cache.shape[2]
+    key_cache[blocks, :, within] = key.to(key_cache.dtype)
+    value_cache[blocks, :, within] = value.to(value_cache.dtype)
+
+
+def copy_blocks(caches: Tensor, pairs: Tensor) -> None:
+    """Copy whole blocks within the pool: all sources are read before any target is written.
+
+    Args:
+        caches: [..., N, G, S, D]; every leading index (layer, key or value) is copied.
+        pairs: int64 [P, 2] of (source, target) block numbers; no target occurs twice.
+    """
+    block_axis = caches.dim() - 4
+    caches.index_copy_(block_axis, pairs[:, 1], caches.index_select(block_axis, pairs[:, 0]))
