@@ -1,0 +1,1 @@
+"""What all services of Pagefleet share: messages, parameters, transport, settings, observation."""

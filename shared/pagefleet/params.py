@@ -1,0 +1,125 @@
+"""How a request wants its tokens chosen: `SamplingParams`, valid by construction.
+
+The gateway builds one from a client's JSON, the wire carries it, a worker obeys it. Whoever holds
+one may rely on its ranges: they are checked when it is made and again when it is decoded.
+"""
+
+import math
+from typing import Self
+
+import msgspec
+
+MAX_CHOICES = 16
+"""Most choices one request may ask for (`n` and `best_of`)."""
+
+MAX_LOGPROBS = 20
+"""Most alternatives whose logprobs may be asked for at one position."""
+
+
+class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Everything that decides which tokens follow a prompt, besides the prompt and the model.
+
+    Token ids are not compared with a vocabulary here; `check_vocabulary` does that.
+
+    Raises:
+        ValueError: a value is out of its range; the message begins with the field's name.
+    """
+
+    max_tokens: int
+    """Tokens to generate at most, per choice; 0 computes the prompt only."""
+    seed: int
+    """64 bits, never absent: the gateway draws one where the client gave none."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    """Tokens before which no end-of-sequence or stop token is chosen."""
+    eos_token_ids: tuple[int, ...] = ()
+    """End the choice; empty when the client asked to ignore the end of sequence."""
+    stop_token_ids: tuple[int, ...] = ()
+    """End the choice too, and are named to the client as the reason."""
+    logit_bias: dict[int, float] = {}
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences whose last token may not follow the others."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    logprobs: int | None = None
+    """How many alternatives to report beside each chosen token; None reports nothing."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, from the second on."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no sampler could obey."""
+        finite = (
+            ("temperature", self.temperature),
+            ("top_p", self.top_p),
+            ("min_p", self.min_p),
+            ("frequency_penalty", self.frequency_penalty),
+            ("presence_penalty", self.presence_penalty),
+            ("repetition_penalty", self.repetition_penalty),
+        )
+        for name, value in finite:
+            if not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, not {value}")
+        if not all(math.isfinite(bias) for bias in self.logit_bias.values()):
+            raise ValueError("logit_bias must hold finite numbers")
+        ranges = (
+            ("max_tokens", self.max_tokens >= 0, "0 or more"),
+            ("seed", 0 <= self.seed < 2**64, "a number of 64 bits"),
+            ("temperature", self.temperature >= 0, "0 or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2"),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
+            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
+            ("bad_words", all(self.bad_words), "sequences of at least one token"),
+            ("allowed_token_ids", self.allowed_token_ids != (), "absent or not empty"),
+            ("logprobs", 0 <= (self.logprobs or 0) <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
+            (
+                "prompt_logprobs",
+                0 <= (self.prompt_logprobs or 0) <= MAX_LOGPROBS,
+                f"0 to {MAX_LOGPROBS}",
+            ),
+        )
+        for name, holds, wanted in ranges:
+            if not holds:
+                raise ValueError(f"{name} must be {wanted}")
+
+    def check_vocabulary(self, size: int) -> Self:
+        """Return self if every token id named is below `size`.
+
+        Raises:
+            ValueError: one is not; the message begins with the field's name.
+        """
+        named = (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", self.logit_bias),
+            ("bad_words", [token for word in self.bad_words for token in word]),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+        )
+        for name, tokens in named:
+            for token in tokens:
+                if not 0 <= token < size:
+                    raise ValueError(f"{name} holds {token}, outside the vocabulary of {size}")
+        return self
+
+    def ends(self, token: int) -> bool:
+        """Whether `token` ends a choice (once `min_tokens` are there)."""
+        return token in self.eos_token_ids or token in self.stop_token_ids
+
+    @property
+    def reshapes_by_history(self) -> bool:
+        """Whether the logits of a position depend on the tokens before it."""
+        return (
+            self.frequency_penalty != 0
+            or self.presence_penalty != 0
+            or self.repetition_penalty != 1
+            or bool(self.bad_words)
+        )

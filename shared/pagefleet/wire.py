@@ -1,0 +1,469 @@
+"""The messages between gateways, the scheduler and workers. This file is the contract.
+
+    gateway --Submit, Abort, Beat--> scheduler --Plan--> worker
+    gateway <--Outputs, Rejected---- scheduler <-Result- worker
+
+A message is one ZeroMQ frame of msgpack: a typed array whose first element names the message.
+Token ids, block tables and slots travel as `Ints`: little-endian int32 in one binary string, whose
+cost is that of a memory copy. Fields are only ever appended, with a default; anything else raises
+`PROTOCOL`, and parties of different protocols refuse each other in the handshake.
+
+Every message is idempotent and its sender has a timer: nothing is believed to have arrived until
+something that follows from it came back. Times are durations, never clock readings.
+
+Rules of the plan. A worker runs plans strictly in the order of their step numbers. Inside one:
+releases, opens, forks, table deltas, swaps out, copies, swaps in, then the forward pass. A block
+that is freed while plan N is made is handed out again in N+1 at the earliest. An unanswered plan
+is sent again under the same number; a worker answers a repeated step from what it remembers.
+Everything said under an older epoch is void.
+"""
+
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from pagefleet.params import SamplingParams
+
+PROTOCOL = 1
+
+_Number = TypeVar("_Number", int, float)
+_Decoded = TypeVar("_Decoded")
+
+Ints: TypeAlias = bytes
+"""Little-endian int32, one after another."""
+
+Floats: TypeAlias = bytes
+"""Little-endian float32, one after another."""
+
+SAMPLED = -1
+"""As an input token of a row: the token that the worker itself sampled last for this slot."""
+
+ROW_FIELDS = 6
+"""Integers a row of `Plan.rows` has: slot, start, count, logits, table length, table checksum."""
+
+
+def pack_ints(values: Iterable[int]) -> Ints:
+    """Encode integers of 32 bits.
+
+    Raises:
+        OverflowError: one does not fit.
+    """
+    return _little_endian(array("i", values)).tobytes()
+
+
+def unpack_ints(packed: Ints) -> "array[int]":
+    """Decode what `pack_ints` encoded.
+
+    Raises:
+        ValueError: the length is not a multiple of four bytes.
+    """
+    values = array("i")
+    values.frombytes(packed)
+    return _little_endian(values)
+
+
+def pack_floats(values: Iterable[float]) -> Floats:
+    """Encode numbers as float32."""
+    return _little_endian(array("f", values)).tobytes()
+
+
+def unpack_floats(packed: Floats) -> "array[float]":
+    """Decode what `pack_floats` encoded."""
+    values = array("f")
+    values.frombytes(packed)
+    return _little_endian(values)
+
+
+def _little_endian(values: "array[_Number]") -> "array[_Number]":
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def checksum(table: Ints, before: int = 0) -> int:
+    """CRC-32 of a block table as a signed 32-bit integer; `before` is that of what precedes it."""
+    crc = zlib.crc32(table, before & 0xFFFFFFFF)
+    return crc - (1 << 32) if crc >= 1 << 31 else crc
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Base of all messages: an array, tagged with the name of its class."""
+
+
+class Part(msgspec.Struct, array_like=True, frozen=True):
+    """Base of what messages are made of."""
+
+
+# --- what several messages carry ----------------------------------------------------------------
+
+
+class Finish(StrEnum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    """An end-of-sequence or stop token; it is the last of the choice's tokens."""
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Logprobs(Part, frozen=True):
+    """Logprobs of m consecutive tokens, each with the same number k of alternatives.
+
+    They are the model's own: before temperature, penalties and masks.
+    """
+
+    chosen: Floats
+    """[m]"""
+    top_ids: Ints
+    """[m, k], most likely first."""
+    top: Floats
+    """[m, k]"""
+
+
+class ChoiceState(Part, frozen=True):
+    """What a gateway has received of one choice: with the prompt, all that is needed to go on."""
+
+    index: int
+    """The choice's number over the whole HTTP request; part of the sampler's counter."""
+    tokens: Ints = b""
+    finished: bool = False
+
+
+# --- gateway -> scheduler -----------------------------------------------------------------------
+
+
+class GatewayHello(Message, frozen=True):
+    """I am here; answered by `Welcome`."""
+
+    protocol: int
+
+
+class Submit(Message, frozen=True):
+    """Run this request, or go on with it: whatever is already received is not sent again."""
+
+    request: str
+    """Unique over all gateways and time."""
+    attempt: int
+    """Counts the times that the request was handed over; an older attempt is void."""
+    prompt: Ints
+    params: SamplingParams
+    choices: list[ChoiceState]
+    priority: int = 0
+    """Lower goes first."""
+    salt: bytes = b""
+    """The tenant's part of every prefix hash: content is shared only under an equal salt."""
+    age: float = 0.0
+    """Seconds since the client's request came in."""
+
+
+class Abort(Message, frozen=True):
+    """Stop these choices, or all where none is named."""
+
+    request: str
+    attempt: int
+    choices: list[int] = []
+
+
+class OpenRequest(Part, frozen=True):
+    """One line of a beat: how many tokens of each unfinished choice have come in."""
+
+    request: str
+    attempt: int
+    positions: dict[int, int]
+
+
+class GatewayBeat(Message, frozen=True):
+    """Every 200 ms: I live, and this is how far I got. Answered by `Pulse`."""
+
+    open: list[OpenRequest]
+
+
+class GatewayBye(Message, frozen=True):
+    """I leave; my requests may be forgotten."""
+
+
+# --- scheduler -> gateway -----------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """The scheduler takes requests; a new `epoch` means that it knows nothing of the old ones."""
+
+    epoch: int
+    protocol: int
+
+
+class Pulse(Message, frozen=True):
+    """How the cell is; answers every beat."""
+
+    epoch: int
+    workers: int
+    """Workers that make progress."""
+    running: int
+    waiting: int
+    max_model_len: int
+    """The longest sequence that some worker's pool holds; 0 while there is no worker."""
+    unknown: list[str]
+    """Requests of the beat that the scheduler does not have: submit them again."""
+    stalled: bool
+    """Requests wait and nothing has run for seconds."""
+
+
+class Output(Part, frozen=True):
+    """New tokens of one choice."""
+
+    request: str
+    attempt: int
+    choice: int
+    position: int
+    """Of the first token, counted from the first generated one."""
+    tokens: Ints
+    logprobs: Logprobs | None = None
+    finish: Finish | None = None
+    cached: int = 0
+    """Prompt tokens that came out of the prefix cache, of this choice's first run."""
+
+
+class PromptOutput(Part, frozen=True):
+    """Logprobs of a piece of the prompt."""
+
+    request: str
+    attempt: int
+    position: int
+    """Of the first token they speak of; the first token of a prompt has none."""
+    logprobs: Logprobs
+
+
+class Outputs(Message, frozen=True):
+    """News of any number of requests."""
+
+    epoch: int
+    items: list[Output]
+    prompts: list[PromptOutput] = []
+
+
+class Reason(StrEnum):
+    """Why a request was refused."""
+
+    INVALID = "invalid"
+    TOO_LONG = "too_long"
+    OVERLOADED = "overloaded"
+    NO_WORKER = "no_worker"
+    FAILED = "failed"
+
+
+class Rejected(Message, frozen=True):
+    """The request ends here; nothing more will come."""
+
+    request: str
+    attempt: int
+    reason: Reason
+    text: str
+    param: str | None = None
+    """The field of the client's request that is at fault."""
+
+
+class Refused(Message, frozen=True):
+    """The handshake failed: you and I cannot work together."""
+
+    text: str
+
+
+# --- worker -> scheduler ------------------------------------------------------------------------
+
+
+class WorkerHello(Message, frozen=True):
+    """I am here, empty; answered by `Join`."""
+
+    protocol: int
+    host: str
+    """Of the machine: a process on the same host can be watched directly."""
+    pid: int
+    started: int
+    """The process's start time in kernel ticks, which tells it from a later one of the same pid."""
+    fingerprint: str
+    """Of the model."""
+    numerics: str
+    """Workers of equal class compute equal bits."""
+    block_size: int
+    blocks: int
+    slots: int
+    max_model_len: int
+    max_batched_tokens: int
+    """Tokens that one step may hold."""
+    vocab_size: int
+
+
+class RowError(Part, frozen=True):
+    """One row of a step went wrong; the others are good."""
+
+    row: int
+    text: str
+
+
+class PromptLogprobs(Part, frozen=True):
+    """Logprobs of the prompt's tokens that a row's logits speak of."""
+
+    row: int
+    position: int
+    logprobs: Logprobs
+
+
+class Result(Message, frozen=True):
+    """What a step gave.
+
+    `tokens` lists the samples in the order of the plan: by row, within a row by position, within a
+    position by choice. `logprobs` names those samples, by index, whose parameters ask for them.
+    """
+
+    epoch: int
+    step: int
+    tokens: Ints
+    logprobs: list[tuple[int, Logprobs]] = []
+    prompts: list[PromptLogprobs] = []
+    errors: list[RowError] = []
+    micros: int = 0
+    """Microseconds the step took."""
+
+
+class WorkerBeat(Message, frozen=True):
+    """Every 200 ms: the counter that the compute thread advances at every layer."""
+
+    epoch: int
+    progress: int
+    busy: bool
+    """A step is being computed."""
+
+
+class WorkerBye(Message, frozen=True):
+    """I leave; what I was running is to run elsewhere."""
+
+    epoch: int
+
+
+# --- scheduler -> worker ------------------------------------------------------------------------
+
+
+class Join(Message, frozen=True):
+    """You belong to the cell; start from nothing, under this epoch."""
+
+    epoch: int
+
+
+class Fence(Message, frozen=True):
+    """You are void: drop everything and say Hello again."""
+
+    text: str
+
+
+class Open(Part, frozen=True):
+    """A slot begins: everything about the sequence that is not in the pool."""
+
+    slot: int
+    params: SamplingParams
+    prompt: Ints
+    output: Ints
+    choices: list[int]
+    """Choices to sample for; several share the slot until their first token is there."""
+    salt: bytes = b""
+
+
+class Plan(Message, frozen=True):
+    """Order one step.
+
+    `rows` has `ROW_FIELDS` integers a row: slot; start, the position of its first input token;
+    count, how many input tokens it has; logits, at how many of its last positions to sample;
+    and the length and the checksum of its block table. `tokens` holds the input ids of all rows,
+    `SAMPLED` for those that the scheduler has not seen yet.
+    """
+
+    epoch: int
+    step: int
+    rows: Ints
+    tokens: Ints
+    release: Ints = b""
+    """Slots that end."""
+    opens: list[Open] = []
+    forks: Ints = b""
+    """Triples (target slot, source slot, choice): the target begins as a copy of the source, table
+    and history, and samples for that one choice. Source and target may be the same slot."""
+    tables: Ints = b""
+    """Triples (slot, index, block): entries of block tables that are new or changed."""
+    copies: Ints = b""
+    """Pairs (source block, target block). No target is the source or target of another pair."""
+    full_tables: Ints = b""
+    """With `--check`: the block tables of all rows, whole, one after another."""
+
+
+ToScheduler: TypeAlias = (
+    GatewayHello | Submit | Abort | GatewayBeat | GatewayBye
+    | WorkerHello | Result | WorkerBeat | WorkerBye
+)  # fmt: skip
+ToGateway: TypeAlias = Welcome | Pulse | Outputs | Rejected | Refused
+ToWorker: TypeAlias = Join | Fence | Plan | Refused
+
+FromGateway: TypeAlias = GatewayHello | Submit | Abort | GatewayBeat | GatewayBye
+FromWorker: TypeAlias = WorkerHello | Result | WorkerBeat | WorkerBye
+
+_encoder = msgspec.msgpack.Encoder()
+_from_gateway: msgspec.msgpack.Decoder[FromGateway] = msgspec.msgpack.Decoder(FromGateway)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+_to_gateway: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+
+
+class WireError(Exception):
+    """Bytes that are no message of the expected direction."""
+
+
+def encode(message: Message) -> bytes:
+    """One frame."""
+    return _encoder.encode(message)
+
+
+def decode_from_gateway(frame: bytes) -> FromGateway:
+    """Decode what a scheduler gets from a gateway.
+
+    Raises:
+        WireError: it is something else, or a field is malformed.
+    """
+    return _decode(_from_gateway, frame)
+
+
+def decode_from_worker(frame: bytes) -> FromWorker:
+    """Decode what a scheduler gets from a worker.
+
+    Raises:
+        WireError: it is something else, or a field is malformed.
+    """
+    return _decode(_from_worker, frame)
+
+
+def decode_to_gateway(frame: bytes) -> ToGateway:
+    """Decode what a gateway gets from the scheduler.
+
+    Raises:
+        WireError: it is something else, or a field is malformed.
+    """
+    return _decode(_to_gateway, frame)
+
+
+def decode_to_worker(frame: bytes) -> ToWorker:
+    """Decode what a worker gets from the scheduler.
+
+    Raises:
+        WireError: it is something else, or a field is malformed.
+    """
+    return _decode(_to_worker, frame)
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[_Decoded]", frame: bytes) -> _Decoded:
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise WireError(f"not a message: {error}") from error

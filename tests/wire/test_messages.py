@@ -1,0 +1,112 @@
+"""The wire: golden bytes, an independent decoder, and refusal of everything else."""
+
+import random
+from array import array
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagefleet import wire
+from pagefleet.params import SamplingParams
+
+PARAMS = SamplingParams(max_tokens=4, seed=7, temperature=0.0, eos_token_ids=(2,))
+
+GOLDEN: list[tuple[wire.Message, str]] = [
+    (wire.GatewayHello(1), "92ac4761746577617948656c6c6f01"),
+    (wire.Abort("r", 1, [2]), "94a541626f7274a172019102"),
+    (
+        wire.GatewayBeat([wire.OpenRequest("r", 0, {0: 5})]),
+        "92ab476174657761794265617491" + "93a17200810005",
+    ),
+    (wire.GatewayBye(), "91aa47617465776179427965"),
+    (wire.Welcome(5, 1), "93a757656c636f6d650501"),
+    (wire.Join(9), "92a44a6f696e09"),
+    (wire.Fence("late"), "92a546656e6365a46c617465"),
+    (wire.WorkerBye(3), "92a9576f726b657242796503"),
+    (wire.WorkerBeat(3, 17, True), "94aa576f726b6572426561740311c3"),
+    (
+        wire.Outputs(5, [wire.Output("r", 0, 1, 2, b"\2\1\0\0", finish=wire.Finish.STOP)]),
+        "94a74f757470757473059198a172000102c40402010000c0a473746f7000" + "90",
+    ),
+    (
+        wire.Plan(9, 1, wire.pack_ints([0, 0, 1, 1, 1, -2]), wire.pack_ints([wire.SAMPLED])),
+        "9b" + "a4506c616e" + "0901" + "c418" + "00000000" "00000000" "01000000" "01000000"
+        "01000000" "feffffff" + "c404ffffffff" + "c400" + "90" + "c400" * 4,
+    ),
+]  # fmt: skip
+
+DECODERS = {
+    wire.decode_from_gateway: wire.FromGateway,
+    wire.decode_from_worker: wire.FromWorker,
+    wire.decode_to_gateway: wire.ToGateway,
+    wire.decode_to_worker: wire.ToWorker,
+}
+
+
+def decode(frame: bytes) -> object:
+    for decoder in DECODERS:
+        try:
+            return decoder(frame)
+        except wire.WireError:
+            continue
+    raise AssertionError("no direction takes this frame")
+
+
+@pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda value: type(value).__name__)
+def test_golden_bytes(message: wire.Message, golden: str) -> None:
+    assert wire.encode(message).hex() == golden
+    assert decode(bytes.fromhex(golden)) == message
+
+
+def test_an_independent_decoder_reads_a_submit() -> None:
+    submit = wire.Submit(
+        "r1", 2, wire.pack_ints([1, 70000]), PARAMS, [wire.ChoiceState(0, wire.pack_ints([5]))]
+    )
+    tag, request, attempt, prompt, params, choices, priority, salt, age = msgpack.unpackb(
+        wire.encode(submit)
+    )
+    assert (tag, request, attempt, priority, salt, age) == ("Submit", "r1", 2, 0, b"", 0.0)
+    assert list(memoryview(prompt).cast("i")) == [1, 70000]
+    assert params[:3] == [4, 7, 0.0]
+    assert choices == [[0, b"\x05\0\0\0", False]]
+    assert wire.decode_from_gateway(wire.encode(submit)) == submit
+
+
+def test_fields_appended_by_a_newer_party_are_passed_over() -> None:
+    newer = msgpack.packb(["Fence", "late", "and one more"])
+    assert wire.decode_to_worker(newer) == wire.Fence("late")
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_refused(noise: bytes) -> None:
+    for decoder, union in DECODERS.items():
+        try:
+            message = decoder(noise)
+        except wire.WireError:
+            continue
+        assert msgspec.convert(msgspec.to_builtins(message), union) == message
+
+
+def test_deep_nesting_is_refused() -> None:
+    for decoder in DECODERS:
+        with pytest.raises(wire.WireError):
+            decoder(b"\x91" * 100_000)
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1)))
+def test_ints_are_little_endian(values: list[int]) -> None:
+    packed = wire.pack_ints(values)
+    assert packed == b"".join(value.to_bytes(4, "little", signed=True) for value in values)
+    assert wire.unpack_ints(packed) == array("i", values)
+
+
+def test_the_checksum_of_a_table_grows_with_it() -> None:
+    blocks = [random.randrange(2**31) for _ in range(50)]
+    crc = 0
+    for block in blocks:
+        crc = wire.checksum(wire.pack_ints([block]), crc)
+    assert crc == wire.checksum(wire.pack_ints(blocks))
+    assert wire.checksum(wire.pack_ints(blocks[::-1])) != crc
