@@ -1,0 +1,56 @@
+"""What a worker process runs: an engine. The real one, EchoEngine and SimEngine are alike here."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagefleet.wire import Plan, Result
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What a worker says of itself in its Hello; the fields are those of `wire.WorkerHello`."""
+
+    fingerprint: str
+    numerics: str
+    block_size: int
+    blocks: int
+    slots: int
+    max_model_len: int
+    max_batched_tokens: int
+    vocab_size: int
+
+
+class PlanError(Exception):
+    """A plan that contradicts what the engine knows: scheduler and worker have lost each other.
+
+    The worker's answer is to start again from nothing under a new epoch.
+    """
+
+
+class Launched(Protocol):
+    """A step that is under way on the device."""
+
+    def result(self) -> Result:
+        """Wait until the step is done, and say what it gave."""
+        ...
+
+
+class Engine(Protocol):
+    """Runs plans in the order of their steps; called from one thread only."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Never change while the engine lives."""
+        ...
+
+    def reset(self) -> None:
+        """Begin an epoch: forget every slot and block."""
+        ...
+
+    def launch(self, plan: Plan) -> Launched:
+        """Order a step. A step may be launched before the result of the one before it is taken.
+
+        Raises:
+            PlanError: the plan contradicts the epoch's history.
+        """
+        ...
