@@ -1,0 +1,146 @@
+"""A model in one GGUF file: config, tokenizer and chat template out of its metadata.
+
+The keys are those of the GGUF specification (ggml, docs/gguf.md) under the architecture's name;
+the config is in Hugging Face's terms.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader
+
+from pagefleet.manifest import Weights
+from pagefleet_worker.gguf_tokenizer import gguf_tokenizer
+from pagefleet_worker.model_files import ModelError, ModelFiles
+
+_MODEL_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_END_OF_TURN_KEYS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+
+def gguf_model(path: Path, name: str) -> ModelFiles:
+    """The model in the GGUF file `path`; a ModelError names what in it cannot be served."""
+    try:
+        reader = GGUFReader(path)
+    except ValueError as error:
+        raise ModelError(f"{path} is no GGUF file that can be read: {error}.") from error
+    metadata = {key: field.contents() for key, field in reader.fields.items()}
+    shapes = {tensor.name: tuple(map(int, tensor.shape)) for tensor in reader.tensors}
+    factors = next((t.data for t in reader.tensors if t.name == "rope_freqs.weight"), None)
+    tokens = metadata.get("tokenizer.ggml.tokens", [])
+    named = {
+        f"{role}_token": tokens[metadata[key]]
+        for role in ("bos", "eos")
+        if (key := f"tokenizer.ggml.{role}_token_id") in metadata
+    }
+    return ModelFiles(
+        name=name,
+        config=_config(metadata, shapes, factors),
+        tokenizer=gguf_tokenizer(metadata),
+        weights=Weights("gguf", (str(path.resolve()),)),
+        special_tokens=named,
+        chat_template=metadata.get("tokenizer.chat_template"),
+        end_of_turn_ids=tuple(metadata[key] for key in _END_OF_TURN_KEYS if key in metadata),
+    )
+
+
+def _config(
+    metadata: dict[str, Any], shapes: dict[str, tuple[int, ...]], rope_factors: Any
+) -> dict[str, Any]:
+    architecture = metadata.get("general.architecture")
+    if architecture not in _MODEL_CLASSES:
+        raise ModelError(
+            f"The GGUF architecture {architecture!r} is not supported; these are: "
+            f"{', '.join(_MODEL_CLASSES)}."
+        )
+
+    def value(key: str, default: Any = None) -> Any:
+        full = f"{architecture}.{key}"
+        if (found := metadata.get(full, default)) is None:
+            raise ModelError(f"The GGUF metadata lacks {full!r}. Convert the model again.")
+        return found
+
+    heads = value("attention.head_count")
+    hidden_size = value("embedding_length")
+    config = {
+        "architectures": [_MODEL_CLASSES[architecture]],
+        "model_type": architecture,
+        "hidden_act": "silu",
+        "hidden_size": hidden_size,
+        "intermediate_size": value("feed_forward_length"),
+        "num_hidden_layers": value("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": value("attention.head_count_kv", heads),
+        "head_dim": value("attention.key_length", hidden_size // heads),
+        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": value("context_length"),
+        "rope_theta": value("rope.freq_base", 10000.0),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "vocab_size": shapes["token_embd.weight"][1],
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
+    }
+    if f"{architecture}.attention.sliding_window" in metadata:
+        config["sliding_window"] = value("attention.sliding_window")
+    scaling = (
+        _metadata_rope_scaling(architecture, metadata)
+        if rope_factors is None
+        else _llama3_rope_scaling(rope_factors, config)
+    )
+    if scaling is not None:
+        config["rope_scaling"] = scaling
+    return config
+
+
+def _metadata_rope_scaling(architecture: str, metadata: dict[str, Any]) -> dict[str, Any] | None:
+    prefix = f"{architecture}.rope.scaling."
+    said = {key[len(prefix) :]: v for key, v in metadata.items() if key.startswith(prefix)}
+    kind = said.get("type", "none")
+    if kind == "none":
+        return None
+    if kind not in ("linear", "yarn") or "factor" not in said:
+        raise ModelError(
+            f"The GGUF metadata asks for rope scaling {kind!r} with {said}; only linear and yarn, "
+            "with a factor, are supported."
+        )
+    names = {"factor": "factor"}
+    if kind == "yarn":
+        names |= {
+            "original_context_length": "original_max_position_embeddings",
+            "attn_factor": "attention_factor",
+            "yarn_beta_fast": "beta_fast",
+            "yarn_beta_slow": "beta_slow",
+        }
+    scaling = {hf: said[gguf] for gguf, hf in names.items() if gguf in said}
+    return {"rope_type": kind, **scaling}
+
+
+def _llama3_rope_scaling(factors: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """The parameters behind `factors` (float32 (head_dim / 2,)), by which frequencies are divided.
+
+    GGUF keeps only the factors. Llama 3.1 to 3.3 differ in the largest one and share the other
+    parameters, so these are assumed and the factors that follow are compared with the file's.
+    """
+    scaling = {
+        "rope_type": "llama3",
+        "factor": float(factors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    dim = config["head_dim"]
+    wavelengths = 2 * np.pi * config["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+    smooth = np.clip((8192 / wavelengths - 1.0) / (4.0 - 1.0), 0.0, 1.0)
+    expected = 1 / ((1 - smooth) / scaling["factor"] + smooth)
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4):
+        raise ModelError(
+            "The GGUF file's rope_freqs.weight is not Llama 3's frequency scaling, which is the "
+            "only one supported. Use the model's safetensors instead."
+        )
+    return scaling

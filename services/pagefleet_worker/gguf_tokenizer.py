@@ -1,0 +1,129 @@
+"""A `tokenizers` tokenizer out of a GGUF file's metadata.
+
+`tokenizer.ggml.model` names the algorithm and `tokenizer.ggml.pre` how text is cut before it. The
+name stands for a fixed rule in llama.cpp, not for data in the file, so each known name has its rule
+here, as the model's authors published it in their tokenizer.json; an unknown name is refused,
+because a guess would give wrong ids without a word.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from pagefleet_worker.model_files import ModelError
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type` (the GGUF specification, after SentencePiece's types)."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+def _words(digits: str) -> pre_tokenizers.PreTokenizer:
+    """The cut of Llama 3's and Qwen2's tokenizer.json, which differ in how they take digits."""
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+        + digits
+        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _single_digits() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How one `tokenizer.ggml.pre` treats text before the merges."""
+
+    pre_tokenizer: Callable[[], pre_tokenizers.PreTokenizer]
+    normalizer: Callable[[], normalizers.Normalizer] | None = None
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+_RULES = {
+    "gpt-2": _Rule(lambda: pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)),
+    "smollm": _Rule(_single_digits),
+    "llama-bpe": _Rule(lambda: _words(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True),
+    "qwen2": _Rule(lambda: _words(r"\p{N}"), normalizer=normalizers.NFC),
+}
+
+
+def gguf_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
+    """The tokenizer of a GGUF file's metadata; a ModelError names what in it is unknown."""
+    algorithm = metadata.get("tokenizer.ggml.model")
+    if algorithm != "gpt2":
+        raise ModelError(
+            f"The GGUF tokenizer model {algorithm!r} is not supported, only byte-level BPE "
+            "('gpt2'). Use the model's folder with tokenizer.json and safetensors instead."
+        )
+    name = metadata.get("tokenizer.ggml.pre")
+    if name not in _RULES:
+        raise ModelError(
+            f"The GGUF pre-tokenizer {name!r} is not known (known: {', '.join(_RULES)}), and a "
+            "guess would give wrong tokens. Use the model's folder with tokenizer.json and "
+            "safetensors instead."
+        )
+    rule = _RULES[name]
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: token_id for token_id, token in enumerate(tokens)},
+            merges=merges,
+            ignore_merges=rule.ignore_merges,
+        )
+    )
+    tokenizer.pre_tokenizer = rule.pre_tokenizer()
+    if rule.normalizer is not None:
+        tokenizer.normalizer = rule.normalizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    _add_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []))
+    if metadata.get("tokenizer.ggml.add_bos_token", rule.add_bos):
+        _prepend_bos(tokenizer, tokens, metadata["tokenizer.ggml.bos_token_id"])
+    return tokenizer
+
+
+def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
+    """Make control tokens special and user-defined ones matched whole, both before all else."""
+    for token, kind in zip(tokens, types, strict=False):
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED):
+            special = kind == TokenType.CONTROL
+            added = AddedToken(token, special=special, normalized=False)
+            tokenizer.add_special_tokens([added]) if special else tokenizer.add_tokens([added])
+
+
+def _prepend_bos(tokenizer: Tokenizer, tokens: list[str], bos_token_id: int) -> None:
+    bos = tokens[bos_token_id]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A {bos} $B:1", special_tokens=[(bos, bos_token_id)]
+    )

@@ -1,0 +1,62 @@
+"""A model in Hugging Face's layout: config.json, tokenizer files, safetensors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pagefleet.manifest import Weights
+from pagefleet_worker.model_files import ModelError, ModelFiles
+
+
+def hf_model(folder: Path, name: str) -> ModelFiles:
+    """The model in `folder`; its tokenizer is the one that transformers' AutoTokenizer makes."""
+    config = _read_json(folder / "config.json")
+    if config is None:
+        raise ModelError(f"{folder} lacks config.json: it is no model in Hugging Face's layout.")
+    weights = tuple(sorted(str(path.resolve()) for path in folder.glob("*.safetensors")))
+    if not weights:
+        raise ModelError(
+            f"{folder} holds no .safetensors file. Save the model with "
+            "save_pretrained(folder), which writes them; pickled weights are never read."
+        )
+    tokenizer = _auto_tokenizer(folder)
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    return ModelFiles(
+        name=name,
+        config=config,
+        tokenizer=tokenizer.backend_tokenizer,
+        weights=Weights("safetensors", weights),
+        special_tokens={key: str(token) for key, token in tokenizer.special_tokens_map.items()},
+        chat_template=template,
+        generation_config=_read_json(folder / "generation_config.json") or {},
+    )
+
+
+def _auto_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"transformers cannot load the tokenizer in {folder}: {reason}") from error
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"The tokenizer in {folder} exists only in transformers' own Python code. Save it "
+            "as a tokenizer.json of the `tokenizers` library beside the weights."
+        )
+    return tokenizer
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} does not hold a JSON object.")
+    return value

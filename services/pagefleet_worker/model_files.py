@@ -1,0 +1,119 @@
+"""The small files of a prepared model, gathered from any source and written into one folder."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from pagefleet.manifest import (
+    CHAT_TEMPLATE_FILE,
+    CONFIG_FILE,
+    FORMAT_VERSION,
+    GENERATION_CONFIG_FILE,
+    TOKENIZER_FILE,
+    Manifest,
+    SamplingDefaults,
+    Weights,
+)
+
+_IDENTITY_BYTES = 1 << 20
+
+
+class ModelError(ValueError):
+    """A model that cannot be served as it is; the message says what is missing or unknown."""
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What one source says of a model.
+
+    config: in Hugging Face's terms. special_tokens: `bos_token`, `eos_token` and the others that
+    the tokenizer names, as text. end_of_turn_ids: ids that end a chat turn beyond those that
+    config, generation_config and `eos_token` name.
+    """
+
+    name: str
+    config: dict[str, Any]
+    tokenizer: Tokenizer
+    weights: Weights
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    chat_template: str | None = None
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    end_of_turn_ids: tuple[int, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Write the prepared model into `folder`, which exists and is empty."""
+        _write_json(folder / CONFIG_FILE, self.config)
+        self.tokenizer.save(str(folder / TOKENIZER_FILE))
+        if self.chat_template is not None:
+            (folder / CHAT_TEMPLATE_FILE).write_text(self.chat_template, encoding="utf-8")
+        if self.generation_config:
+            _write_json(folder / GENERATION_CONFIG_FILE, self.generation_config)
+        self._manifest(_fingerprint(folder, self.weights)).save(folder)
+
+    def _manifest(self, fingerprint: str) -> Manifest:
+        return Manifest(
+            format_version=FORMAT_VERSION,
+            name=self.name,
+            architecture=self._required("model_type"),
+            weights=self.weights,
+            vocab_size=self._required("vocab_size"),
+            max_model_len=self._required("max_position_embeddings"),
+            bos_token=self.special_tokens.get("bos_token"),
+            eos_token=self.special_tokens.get("eos_token"),
+            eos_token_ids=self._eos_token_ids(),
+            sampling=self._sampling_defaults(),
+            fingerprint=fingerprint,
+        )
+
+    def _required(self, key: str) -> Any:
+        if key not in self.config:
+            raise ModelError(
+                f"The config of {self.name} lacks {key!r}: only models that generate text from "
+                "text, with their fields at the top of config.json, can be served."
+            )
+        return self.config[key]
+
+    def _eos_token_ids(self) -> tuple[int, ...]:
+        ids: list[int] = []
+        for source in (self.generation_config, self.config):
+            named = source.get("eos_token_id")
+            ids += named if isinstance(named, list) else [named] if named is not None else []
+        if (eos_token := self.special_tokens.get("eos_token")) is not None:
+            eos_id = self.tokenizer.token_to_id(eos_token)
+            ids += [eos_id] if eos_id is not None else []
+        return tuple(dict.fromkeys([*ids, *self.end_of_turn_ids]))
+
+    def _sampling_defaults(self) -> SamplingDefaults:
+        names = SamplingDefaults.__struct_fields__
+        said = {name: self.generation_config.get(name) for name in names}
+        try:
+            return msgspec.convert(said, SamplingDefaults)
+        except msgspec.ValidationError as error:
+            raise ModelError(
+                f"The generation_config of {self.name} is malformed: {error}. Correct or remove it."
+            ) from error
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _fingerprint(folder: Path, weights: Weights) -> str:
+    """SHA-256 over config, tokenizer and the size, first and last MiB of each weight file."""
+    digest = hashlib.sha256(f"pagefleet model {FORMAT_VERSION} {weights.kind}".encode())
+    for name in (CONFIG_FILE, TOKENIZER_FILE):
+        digest.update(hashlib.sha256((folder / name).read_bytes()).digest())
+    for path in weights.paths:
+        with open(path, "rb") as file:
+            head = file.read(_IDENTITY_BYTES)
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _IDENTITY_BYTES))
+            tail = file.read()
+        digest.update(size.to_bytes(8, "little"))
+        digest.update(hashlib.sha256(head).digest() + hashlib.sha256(tail).digest())
+    return digest.hexdigest()
