@@ -198,6 +198,25 @@ class Welcome(Message, frozen=True):
     protocol: int
 
 
+class EngineStats(Part, frozen=True):
+    """One worker's figures; counters count from the scheduler's start."""
+
+    engine: int
+    """A number that tells the workers of this scheduler apart."""
+    running: int
+    blocks: int
+    """Of the pool."""
+    used_blocks: int
+    """Held by running sequences."""
+    cached_blocks: int
+    """Held by nobody, kept for their content."""
+    prefix_queries: int
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int
+    """Of these, tokens found."""
+    preemptions: int
+
+
 class Pulse(Message, frozen=True):
     """How the cell is; answers every beat."""
 
@@ -212,6 +231,7 @@ class Pulse(Message, frozen=True):
     """Requests of the beat that the scheduler does not have: submit them again."""
     stalled: bool
     """Requests wait and nothing has run for seconds."""
+    engines: list[EngineStats] = []
 
 
 class Output(Part, frozen=True):

@@ -1,0 +1,231 @@
+"""What each service can be told: one frozen dataclass a service, whose fields are its flags.
+
+`max_num_seqs` is the flag `--max-num-seqs` and the environment variable `PAGEFLEET_MAX_NUM_SEQS`;
+the flag wins. Anything unknown or malformed ends the program with a sentence that says how to mend
+it. `pagefleet serve` inherits the settings of all services and passes them on (`flags`).
+"""
+
+import argparse
+import dataclasses
+import os
+import re
+import tempfile
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+_Settings = TypeVar("_Settings", bound="GatewaySettings | SchedulerSettings | WorkerSettings")
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `512MiB`, `0.5GiB`, `4GB` or a plain number.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write for example 512MiB or 2GiB")
+    number, prefix, binary = match.groups()
+    power = " kmgt".index(prefix.lower() or " ")
+    return int(float(number) * (1024 if binary or not prefix else 1000) ** power)
+
+
+def runtime_folder() -> Path:
+    """Where the sockets of this user's cell are, unless told otherwise."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base:
+        return Path(base) / "pagefleet"
+    return Path(tempfile.gettempdir()) / f"pagefleet-{os.getuid()}"
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Sequence[str] | None = None,
+    convert: Callable[[str], Any] | None = None,
+) -> Any:
+    """A field with what its flag needs to know."""
+    metadata = {"help": help, "least": least, "most": most, "choices": choices, "convert": convert}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """What gateways and workers must agree on."""
+
+    model: str = setting(
+        DEFAULT_MODEL,
+        "a prepared folder, a local folder with safetensors, a .gguf file, a hub id or an alias",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings(ModelSettings):
+    """The HTTP gateway."""
+
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on", least=0, most=65535)
+    fd: int | None = setting(None, "a listening socket that was inherited, in place of host, port")
+    served_model_name: str | None = setting(None, "the model's name in the API")
+    gateway_endpoint: str = setting(
+        lambda: f"ipc://{runtime_folder()}/gateways.sock", "where the scheduler meets gateways"
+    )
+    api_key: str | None = setting(None, "clients must send this key; best set by the environment")
+    max_body_bytes: int = setting(
+        2 * 2**20, "largest request body, for example 2MiB", least=1024, convert=parse_size
+    )
+    shutdown_timeout: float = setting(30.0, "seconds that open streams have to end", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSettings:
+    """The scheduler."""
+
+    gateway_endpoint: str = setting(
+        lambda: f"ipc://{runtime_folder()}/gateways.sock", "where the scheduler meets gateways"
+    )
+    worker_endpoint: str = setting(
+        lambda: f"ipc://{runtime_folder()}/workers.sock", "where the scheduler meets workers"
+    )
+    enable_prefix_caching: bool = setting(True, "share the blocks of equal prefixes")
+    lookahead: bool = setting(True, "order the next step before the last one's result is back")
+    check: bool = setting(False, "check every invariant at every step, and send whole tables")
+    max_num_queued_reqs: int = setting(10_000, "requests that may wait; more are refused", least=1)
+    worker_wait: float = setting(30.0, "seconds that requests wait for a first worker", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings(ModelSettings):
+    """A worker."""
+
+    worker_endpoint: str = setting(
+        lambda: f"ipc://{runtime_folder()}/workers.sock", "where the scheduler meets workers"
+    )
+    engine: str = setting("torch", "what computes", choices=("torch", "echo", "sim"))
+    device: str = setting("auto", "auto, cpu or cuda")
+    dtype: str = setting(
+        "auto", "of weights and activations", choices=("auto", "float32", "bfloat16", "float16")
+    )
+    threads: int | None = setting(None, "cores to compute with; all by default", least=1)
+    block_size: int = setting(16, "tokens a block holds", least=1, most=256)
+    kv_cache_memory: int | None = setting(
+        None, "size of the KV pool, for example 2GiB; 0.5GiB on a CPU", convert=parse_size
+    )
+    gpu_memory_utilization: float = setting(
+        0.9, "share of a GPU's memory to use", least=0.05, most=1.0
+    )
+    num_blocks: int | None = setting(None, "blocks of the KV pool, whatever they take", least=1)
+    max_num_seqs: int = setting(256, "sequences that run at once", least=1)
+    max_num_batched_tokens: int = setting(512, "tokens that one step may hold", least=1)
+    max_model_len: int | None = setting(None, "tokens a sequence may have", least=1)
+    step_seconds: float = setting(0.0, "seconds that a step of --engine echo takes", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings(GatewaySettings, SchedulerSettings, WorkerSettings):
+    """All services at once, on one machine."""
+
+    workers: int = setting(1, "worker processes; they share the cores", least=1, most=64)
+    gateways: int = setting(1, "gateway processes; they share the port", least=1, most=64)
+
+
+def parse(
+    cls: type[_Settings],
+    argv: Sequence[str],
+    env: Mapping[str, str] = os.environ,
+    prog: str | None = None,
+) -> _Settings:
+    """Read a service's settings from its arguments and its environment.
+
+    Raises:
+        SystemExit: help was asked for, or something is unknown or malformed (status 2).
+    """
+    parser = _Parser(prog=prog, description=cls.__doc__, allow_abbrev=False)
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        variable = f"PAGEFLEET_{field.name.upper()}"
+        flag = _flag(field.name)
+        kind = (get_args(hints[field.name]) or (hints[field.name],))[0]  # T of `T | None`
+        default = _default(field)
+        help = f"{field.metadata['help']} (default: {default}; {variable})".replace("%", "%%")
+        if kind is bool:
+            action = argparse.BooleanOptionalAction
+            parser.add_argument(flag, action=action, default=default, help=help)
+            convert = _boolean
+        else:
+            convert = field.metadata["convert"] or kind
+            metavar = kind.__name__.upper()
+            check = _checked(field, convert)
+            parser.add_argument(flag, type=check, default=default, help=help, metavar=metavar)
+            convert = check
+        if variable in env:
+            try:
+                parser.set_defaults(**{field.name: convert(env[variable])})
+            except (ValueError, argparse.ArgumentTypeError) as error:
+                parser.error(f"environment variable {variable}: {error}")
+    return cls(**vars(parser.parse_args(argv)))
+
+
+def flags(settings: ServeSettings, cls: type[Any]) -> list[str]:
+    """The arguments that give a service of class `cls` its part of `settings`."""
+    arguments = []
+    for field in dataclasses.fields(cls):
+        value = getattr(settings, field.name)
+        if isinstance(value, bool):
+            arguments.append(_flag(field.name) if value else f"--no-{_flag(field.name)[2:]}")
+        elif value is not None:
+            arguments.append(f"{_flag(field.name)}={value}")
+    return arguments
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\nTry {self.prog} --help.\n")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _boolean(text: str) -> bool:
+    try:
+        return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
+            text.lower()
+        ]
+    except KeyError:
+        raise ValueError(f"{text!r} is neither true nor false") from None
+
+
+def _checked(field: "dataclasses.Field[Any]", convert: Callable[[str], Any]) -> Any:
+    limits = types.SimpleNamespace(**field.metadata)
+
+    def check(text: str) -> Any:
+        try:
+            value = convert(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        if limits.choices is not None and value not in limits.choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(limits.choices)}")
+        if limits.least is not None and not value >= limits.least:
+            raise argparse.ArgumentTypeError(f"{text} is below {limits.least}")
+        if limits.most is not None and not value <= limits.most:
+            raise argparse.ArgumentTypeError(f"{text} is above {limits.most}")
+        return value
+
+    return check

@@ -1,0 +1,185 @@
+"""ZeroMQ, with the settings that make it honest: a hub for the scheduler, peers for all others.
+
+What the defaults hide, and what is set here against it: a ROUTER drops messages to unknown peers
+without a word (ROUTER_MANDATORY); a socket that closes waits for ever (LINGER 0); messages queue
+for a peer that was never there (IMMEDIATE); a link that died silently is not noticed (heartbeats
+of 300 ms); a blocking send to one full peer stalls all others (sends never block: a full peer is a
+lost one); a second DEALER with a known identity is ignored (identities are random per start).
+
+A frame is one message. Connections that leave the machine need CURVE, which is not offered yet:
+only Unix sockets and loopback addresses are taken.
+"""
+
+import os
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import zmq
+import zmq.asyncio
+
+MAX_FRAME_BYTES = 64 * 2**20
+"""A larger message closes the connection it came on."""
+
+QUEUE_LENGTH = 10_000
+"""Messages that wait for one peer before it counts as lost."""
+
+_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 300, 900
+_MAX_IPC_PATH = 107
+
+_Socket = TypeVar("_Socket", bound="zmq.Socket[bytes] | zmq.asyncio.Socket")
+
+
+class EndpointError(Exception):
+    """An address that will not be listened on or connected to; says why."""
+
+
+def check_endpoint(endpoint: str) -> str:
+    """Return `endpoint` if traffic to it stays on this machine.
+
+    Raises:
+        EndpointError: it does not, or it is no address.
+    """
+    url = urlsplit(endpoint)
+    if url.scheme == "ipc":
+        path = endpoint.removeprefix("ipc://")
+        if not path or len(os.fsencode(path)) > _MAX_IPC_PATH:
+            raise EndpointError(
+                f"{endpoint}: a Unix socket's path has 1 to {_MAX_IPC_PATH} bytes; "
+                "choose a shorter folder"
+            )
+        return endpoint
+    if url.scheme == "tcp":
+        if url.hostname not in ("127.0.0.1", "::1", "localhost"):
+            raise EndpointError(
+                f"{endpoint}: TCP beyond this machine is refused, because it would be open to "
+                "everybody; use ipc:// or a loopback address"
+            )
+        return endpoint
+    raise EndpointError(f"{endpoint}: an endpoint begins with ipc:// or tcp://")
+
+
+class Hub:
+    """The scheduler's end: one socket, any number of peers, known by the identity they chose.
+
+    Raises:
+        EndpointError: the endpoint is refused or taken.
+    """
+
+    def __init__(self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self.socket = _prepare(context.socket(zmq.ROUTER))
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if endpoint.startswith("ipc://"):
+            Path(endpoint.removeprefix("ipc://")).parent.mkdir(0o700, parents=True, exist_ok=True)
+        try:
+            self.socket.bind(check_endpoint(endpoint))
+        except zmq.ZMQError as error:
+            self.socket.close()
+            raise EndpointError(f"{endpoint}: cannot listen there: {error}") from error
+
+    def receive(self) -> list[tuple[bytes, bytes]]:
+        """All (identity, frame) that have arrived; does not wait."""
+        arrived: list[tuple[bytes, bytes]] = []
+        while True:
+            try:
+                parts = self.socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return arrived
+            if len(parts) == 2:
+                arrived.append((parts[0], parts[1]))
+
+    def send(self, identity: bytes, frame: bytes) -> bool:
+        """Hand a frame to a peer's queue; False if the peer is gone or takes no more."""
+        try:
+            self.socket.send_multipart([identity, frame], zmq.DONTWAIT)
+        except (zmq.Again, zmq.ZMQError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close at once; what is still queued is lost."""
+        self.socket.close()
+
+
+class Peer:
+    """A worker's end. It connects, and connects again, by itself.
+
+    Raises:
+        EndpointError: the endpoint is refused.
+    """
+
+    def __init__(self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self.socket = _connect(context.socket(zmq.DEALER), endpoint)
+
+    def receive(self) -> list[bytes]:
+        """All frames that have arrived; does not wait."""
+        frames: list[bytes] = []
+        while True:
+            try:
+                frames.append(self.socket.recv(zmq.DONTWAIT))
+            except zmq.Again:
+                return frames
+
+    def send(self, frame: bytes) -> bool:
+        """Hand a frame to the queue; False if there is no connection or the queue is full."""
+        try:
+            self.socket.send(frame, zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close at once; what is still queued is lost."""
+        self.socket.close()
+
+
+class AsyncPeer:
+    """A gateway's end, for asyncio.
+
+    Raises:
+        EndpointError: the endpoint is refused.
+    """
+
+    def __init__(self, endpoint: str, context: zmq.asyncio.Context) -> None:
+        self.socket = _connect(context.socket(zmq.DEALER), endpoint)
+
+    async def receive(self) -> bytes:
+        """The next frame."""
+        frame: bytes = await self.socket.recv()
+        return frame
+
+    def send(self, frame: bytes) -> bool:
+        """Hand a frame to the queue; False if there is no connection or the queue is full."""
+        try:
+            zmq.Socket.send(self.socket, frame, zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close at once; what is still queued is lost."""
+        self.socket.close()
+
+
+def _prepare(socket: _Socket) -> _Socket:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.SNDHWM, QUEUE_LENGTH)
+    socket.setsockopt(zmq.RCVHWM, QUEUE_LENGTH)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+    return socket
+
+
+def _connect(socket: _Socket, endpoint: str) -> _Socket:
+    _prepare(socket)
+    socket.setsockopt(zmq.IDENTITY, os.urandom(16))
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+    try:
+        socket.connect(check_endpoint(endpoint))
+    except EndpointError:
+        socket.close()
+        raise
+    return socket

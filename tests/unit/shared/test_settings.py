@@ -1,0 +1,74 @@
+"""Flags and variables become settings; what is unknown or malformed stops the start."""
+
+import dataclasses
+
+import pytest
+
+from pagefleet import settings
+from pagefleet.settings import GatewaySettings, SchedulerSettings, ServeSettings, WorkerSettings
+
+ALL = (GatewaySettings, SchedulerSettings, WorkerSettings, ServeSettings)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_defaults_need_nothing(cls: type[ServeSettings]) -> None:
+    assert settings.parse(cls, [], {}) == cls()
+
+
+def test_a_flag_wins_over_its_variable() -> None:
+    env = {"PAGEFLEET_MAX_NUM_SEQS": "7", "PAGEFLEET_DTYPE": "float32", "HOME": "/"}
+    parsed = settings.parse(WorkerSettings, ["--max-num-seqs", "9"], env)
+    assert (parsed.max_num_seqs, parsed.dtype) == (9, "float32")
+
+
+def test_booleans_can_be_switched_off_both_ways() -> None:
+    assert not settings.parse(SchedulerSettings, ["--no-lookahead"], {}).lookahead
+    assert not settings.parse(SchedulerSettings, [], {"PAGEFLEET_LOOKAHEAD": "false"}).lookahead
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "sentence"),
+    [
+        (["--no-such-flag"], {}, "no-such-flag"),
+        (["--max-num-seq", "4"], {}, "max-num-seq"),
+        (["--max-num-seqs", "0"], {}, "below 1"),
+        (["--max-num-seqs", "many"], {}, "invalid literal"),
+        (["--dtype", "float8"], {}, "none of auto, float32"),
+        (["--kv-cache-memory", "some"], {}, "write for example 512MiB"),
+        ([], {"PAGEFLEET_BLOCK_SIZE": "0"}, "PAGEFLEET_BLOCK_SIZE: 0 is below 1"),
+        (["--gpu-memory-utilization", "nan"], {}, "below"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    argv: list[str], env: dict[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        settings.parse(WorkerSettings, argv, env)
+    assert stopped.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_sizes() -> None:
+    assert settings.parse_size("0.5GiB") == 2**29
+    assert settings.parse_size("2mb") == 2_000_000
+    assert settings.parse_size("17") == 17
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_flags_carry_every_field_on(cls: type[ServeSettings]) -> None:
+    told = settings.parse(
+        ServeSettings,
+        ["--port=81", "--no-check", "--kv-cache-memory=1MiB", "--no-lookahead", "--threads=2"],
+        {},
+    )
+    passed = settings.parse(cls, settings.flags(told, cls), {})
+    for field in dataclasses.fields(cls):
+        assert getattr(passed, field.name) == getattr(told, field.name)
+
+
+def test_help_names_flag_default_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings.parse(WorkerSettings, ["--help"], {})
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--max-num-seqs INT" in text
+    assert "(default: 256; PAGEFLEET_MAX_NUM_SEQS)" in text

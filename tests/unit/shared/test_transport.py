@@ -1,0 +1,97 @@
+"""Hub and peers over real sockets: delivery, loss that is told, addresses that are refused."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from pagefleet.transport import AsyncPeer, EndpointError, Hub, Peer, check_endpoint
+
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    context: Context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def wait_for(condition: object, seconds: float = 5.0) -> object:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()) and time.monotonic() < deadline:  # type: ignore[operator]
+        time.sleep(0.005)
+    return value
+
+
+def test_frames_go_both_ways(context: Context, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/deep/hub.sock"
+    with ExitStack() as stack:
+        hub = stack.enter_context(closing(Hub(endpoint, context)))
+        peers = [stack.enter_context(closing(Peer(endpoint, context))) for _ in range(3)]
+        for number, peer in enumerate(peers):
+            assert wait_for(lambda peer=peer, number=number: peer.send(b"hello %d" % number))
+        arrived: list[tuple[bytes, bytes]] = []
+        wait_for(lambda: arrived.extend(hub.receive()) or len(arrived) == 3)
+        assert sorted(frame for _, frame in arrived) == [b"hello 0", b"hello 1", b"hello 2"]
+        for identity, frame in arrived:
+            assert hub.send(identity, b"to " + frame)
+        for number, peer in enumerate(peers):
+            assert wait_for(peer.receive) == [b"to hello %d" % number]
+
+
+def test_the_lost_are_told_apart(context: Context, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/hub.sock"
+    with closing(Peer(endpoint, context)) as peer:
+        assert not peer.send(b"nobody listens yet")
+        with closing(Hub(endpoint, context)) as hub:
+            assert not hub.send(b"unknown", b"frame")
+            assert wait_for(lambda: peer.send(b"now"))
+            ((identity, _),) = wait_for(hub.receive)  # type: ignore[misc]
+            assert hub.send(identity, b"frame")
+            peer.close()
+            assert wait_for(lambda: not hub.send(identity, b"frame"))
+
+
+def test_an_async_peer(context: Context, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/hub.sock"
+
+    async def talk(hub: Hub) -> bytes:
+        with zmq.asyncio.Context() as own, closing(AsyncPeer(endpoint, own)) as peer:
+            while not peer.send(b"hello"):
+                await asyncio.sleep(0.005)
+            while not (arrived := hub.receive()):
+                await asyncio.sleep(0.005)
+            hub.send(arrived[0][0], b"welcome")
+            return await peer.receive()
+
+    with closing(Hub(endpoint, context)) as hub:
+        assert asyncio.run(talk(hub)) == b"welcome"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "sentence"),
+    [
+        ("tcp://0.0.0.0:5555", "beyond this machine"),
+        ("tcp://10.1.2.3:5555", "beyond this machine"),
+        ("ipc://" + "x" * 108, "shorter folder"),
+        ("ipc://", "shorter folder"),
+        ("http://localhost", "begins with ipc"),
+        ("inproc://x", "begins with ipc"),
+    ],
+)
+def test_refused_addresses(endpoint: str, sentence: str) -> None:
+    with pytest.raises(EndpointError, match=sentence):
+        check_endpoint(endpoint)
+
+
+def test_a_taken_address(context: Context) -> None:
+    with closing(Hub("tcp://127.0.0.1:*", context)) as first:
+        endpoint = first.socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        with pytest.raises(EndpointError, match="cannot listen"):
+            Hub(endpoint, context)
