@@ -1,0 +1,110 @@
+"""A model's own chat template, rendered in jinja2's sandbox with what transformers gives it.
+
+The names that templates expect (`raise_exception`, `strftime_now`, `tojson` without HTML escapes,
+the `generation` block, loop controls, trimmed blocks) are transformers' documented conventions
+("Chat templates: advanced usage").
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node, Scope
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pagefleet.manifest import CHAT_TEMPLATE_FILE, Manifest
+
+_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class ChatTemplateError(ValueError):
+    """A template that is malformed, or that refuses a conversation."""
+
+
+class ChatTemplate:
+    """`source` compiled; `special_tokens` (name -> text) are among its variables."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(
+                f"The chat template is malformed in line {error.lineno}: {error.message}"
+            ) from error
+        self._special_tokens = dict(special_tokens)
+
+    @classmethod
+    def load(cls, folder: Path) -> "ChatTemplate | None":
+        """The template in the prepared folder; None for a model that has none."""
+        try:
+            source = (folder / CHAT_TEMPLATE_FILE).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        manifest = Manifest.load(folder)
+        named = {"bos_token": manifest.bos_token, "eos_token": manifest.eos_token}
+        return cls(source, {name: token for name, token in named.items() if token is not None})
+
+    def render(self, conversation: Mapping[str, Any]) -> str:
+        """The prompt of a conversation: `messages`, `tools`, `add_generation_prompt` and the like.
+
+        Raises ChatTemplateError with the template's own words where it refuses the conversation.
+        """
+        variables = {"tools": None, "documents": None, **self._special_tokens, **conversation}
+        try:
+            return self._template.render(variables)
+        except _FAILURES as error:
+            raise ChatTemplateError(f"The chat template refused the messages: {error}") from error
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's tokens for training; here it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return Scope(body).set_lineno(line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

@@ -1,0 +1,74 @@
+"""The tokenizer of a prepared model: text to ids and back, without transformers.
+
+A completion's prompt is encoded as transformers' AutoTokenizer does: special tokens in the text are
+recognised and the post-processor adds its own (a beginning-of-sequence token). Chat prompts are
+encoded by `chat_prompt`.
+
+Encoding lets the interpreter go (`encode_batch_fast`); call it in a thread.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from pagefleet.manifest import TOKENIZER_FILE, Manifest
+from pagefleet_gateway.vocabulary import Vocabulary
+
+# The most characters that a normalizer in use (NFC, NFKC) makes one of.
+_COMPOSED_CHARACTERS = 4
+
+
+class PromptError(ValueError):
+    """A prompt that cannot be encoded; the message is for the client."""
+
+
+class PromptTooLongError(PromptError):
+    """A prompt that must exceed the model's length, however it is cut into tokens."""
+
+
+class Tokenizer:
+    """Encodes and decodes for one model, whose longest sequence is `max_model_len` tokens."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, max_model_len: int) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self.vocabulary = Vocabulary(backend)
+        self.max_model_len = max_model_len
+        composed = 1 if backend.normalizer is None else _COMPOSED_CHARACTERS
+        self._max_characters = max_model_len * self.vocabulary.longest_token * composed
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """The tokenizer in the prepared folder."""
+        backend = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+        return cls(backend, Manifest.load(folder).max_model_len)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each completion prompt, or a PromptError."""
+        for text in texts:
+            self.check(text)
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts))]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids`; ids that the vocabulary lacks have none."""
+        return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def check(self, text: str) -> None:
+        """Refuse, with a PromptError, text that has no encoding or must be too long.
+
+        This takes far less time than encoding it.
+        """
+        if len(text) > self._max_characters:
+            raise PromptTooLongError(
+                f"The prompt has {len(text)} characters, which are more than "
+                f"{self.max_model_len} tokens, the model's maximum length, however they are cut."
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(
+                f"The prompt holds half a surrogate pair (U+{ord(text[error.start]):04X}) at "
+                f"character {error.start}, which is not text."
+            ) from None
