@@ -23,6 +23,7 @@ from pagefleet_gateway.tokenizer import PromptError, Tokenizer
 # Noncharacters, which Unicode reserves for use inside a program (chapter 23.7).
 _FRAME = "\ufdd0"
 _FENCE = "\ufdd1"
+_END = "\ufdd2"
 _PLANE_16 = range(0x10FFFD, 0x0FFFFF, -1)
 
 
@@ -41,14 +42,20 @@ class ChatPrompts:
         template = ChatTemplate.load(folder)
         return None if template is None else cls(tokenizer, template)
 
-    def encode(self, conversation: Mapping[str, Any]) -> list[int]:
+    def encode(
+        self, conversation: Mapping[str, Any], continue_final_message: bool = False
+    ) -> list[int]:
         """The ids of `conversation`, rendered (see `ChatTemplate.render`).
 
-        Raises PromptError for text that cannot be encoded and ChatTemplateError for messages that
-        the template refuses.
+        continue_final_message: leave out what the template writes after the last message, whose
+        content is a string. Raises PromptError for text that cannot be encoded and
+        ChatTemplateError for messages that the template refuses.
         """
         hidden = _Hidden(self._specials, conversation)
-        rendered = self._template.render(hidden.conversation)
+        if continue_final_message:
+            rendered = self._render_open_ended(hidden.conversation)
+        else:
+            rendered = self._template.render(hidden.conversation)
         self._tokenizer.check(rendered)
         text = hidden.reveal(self._specials.replace(rendered, self._frame))
         (encoding,) = self._twin.encode_batch_fast([text], add_special_tokens=False)
@@ -56,6 +63,18 @@ class ChatPrompts:
             token = self._tokenizer.backend.id_to_token(min(forged))
             raise PromptError(f"The tokenizer of this model cannot tell {token!r} from its text.")
         return [self._id_of_frame.get(i, i) for i in encoding.ids]
+
+    def _render_open_ended(self, conversation: Mapping[str, Any]) -> str:
+        """The rendering up to the end of the last message; its final space stays if it is kept."""
+        *messages, last = conversation["messages"]
+        text = last["content"].rstrip()
+        space = last["content"][len(text) :]
+        marked = {**last, "content": text + _END + space}
+        rendered = self._template.render({**conversation, "messages": [*messages, marked]})
+        before, end, after = rendered.rpartition(_END)
+        if not end:
+            raise PromptError("The chat template leaves out the last message: nothing to continue.")
+        return before + space if after.startswith(space) else before
 
     def _frame(self, token: str) -> str:
         return _frame(self._specials.tokens[token][0])
@@ -126,8 +145,10 @@ class _Hidden:
 
     def __init__(self, specials: _SpecialTokens, conversation: Mapping[str, Any]) -> None:
         text = "".join(_strings(conversation))
-        if _FRAME in text or _FENCE in text:
-            raise PromptError("The messages hold U+FDD0 or U+FDD1, which are not characters.")
+        if not {_FRAME, _FENCE, _END}.isdisjoint(text):
+            raise PromptError(
+                "The messages hold U+FDD0, U+FDD1 or U+FDD2, which are no characters."
+            )
         used = set(text)
         self._unused = (chr(code) for code in _PLANE_16 if chr(code) not in used)
         self._specials = specials

@@ -45,11 +45,17 @@ class Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_FILE))
         return cls(backend, Manifest.load(folder).max_model_len)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each completion prompt, or a PromptError."""
+    def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """The ids of each text, or a PromptError.
+
+        add_special_tokens: let the post-processor add its own; those in the text always count.
+        """
         for text in texts:
             self.check(text)
-        return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts))]
+        encodings = self.backend.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; ids that the vocabulary lacks have none."""
