@@ -1,0 +1,1 @@
+"""The `pagefleet` command: it starts the services as processes and imports none of them."""

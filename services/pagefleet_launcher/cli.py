@@ -1,0 +1,41 @@
+"""The `pagefleet` command."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from pagefleet_launcher import serve
+from pagefleet_launcher.commands import SERVICES, service
+
+USAGE = """\
+usage: pagefleet COMMAND [OPTIONS]
+
+  serve      a whole cell on this machine: gateway, scheduler and workers, supervised
+  gateway    one gateway: HTTP in, text to tokens and back
+  scheduler  the scheduler: decides what every worker computes next
+  worker     one worker: a model and its pool of KV blocks
+
+pagefleet COMMAND --help tells a command's options; every option has an environment variable.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and give the status to exit with; a single service replaces this process."""
+    match sys.argv[1:] if argv is None else argv:
+        case ["serve", *arguments]:
+            return serve.main(arguments)
+        case [name, *arguments] if name in SERVICES:
+            command = service(name, arguments)
+            os.execv(command[0], command)
+        case ["-h" | "--help"]:
+            print(USAGE, end="")
+            return 0
+        case ["--version"]:
+            print(f"pagefleet {version('pagefleet')}")
+            return 0
+        case [name, *_]:
+            print(f"pagefleet: there is no command {name!r}.\n\n{USAGE}", end="", file=sys.stderr)
+        case _:
+            print(USAGE, end="", file=sys.stderr)
+    return 2

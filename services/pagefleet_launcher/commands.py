@@ -1,0 +1,18 @@
+"""How each service is started: as `python -m`, with the interpreter that runs the launcher.
+
+The launcher knows the services by these names only and imports none of them.
+"""
+
+import sys
+from collections.abc import Sequence
+
+SERVICES = {
+    "gateway": "pagefleet_gateway",
+    "scheduler": "pagefleet_scheduler",
+    "worker": "pagefleet_worker",
+}
+
+
+def service(name: str, arguments: Sequence[str]) -> list[str]:
+    """The command that runs the service `name` with `arguments`."""
+    return [sys.executable, "-m", SERVICES[name], *arguments]

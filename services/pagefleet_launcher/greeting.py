@@ -1,0 +1,61 @@
+"""What `pagefleet serve` says when it is ready: where it is, and commands that work when pasted."""
+
+import http.client
+import json
+import shlex
+import socket
+import sys
+from pathlib import Path
+
+from pagefleet.manifest import CHAT_TEMPLATE_FILE, Manifest
+from pagefleet.settings import ServeSettings, WorkerSettings, flags
+
+
+def reachable(listener: socket.socket) -> tuple[str, int]:
+    """Host and port where this machine reaches a TCP socket, even one that listens everywhere."""
+    host, port = listener.getsockname()[:2]
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
+
+
+def is_ready(host: str, port: int) -> bool:
+    """Whether a gateway answers there that requests can be served."""
+    connection = http.client.HTTPConnection(host, port, timeout=1.0)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def greeting(settings: ServeSettings, host: str, port: int) -> str:
+    """What a user can do with a cell that is ready: commands to paste into a shell."""
+    name = settings.served_model_name or Manifest.load(Path(settings.model)).name
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    usual = flags(ServeSettings(), WorkerSettings)
+    own = [flag for flag in flags(settings, WorkerSettings) if flag not in usual]
+    join = shlex.join([sys.argv[0], "worker", *own])
+    return f"""
+Pagefleet serves {name} at {url}
+Ask it something:
+  {curl(settings, name, url)}
+Add a worker, from another terminal:
+  {join}
+Ctrl-C ends it: open streams have {settings.shutdown_timeout:g} s; a second Ctrl-C ends it at once.
+"""
+
+
+def curl(settings: ServeSettings, name: str, url: str) -> str:
+    """A request to the model `name`: a chat if it has a chat template, else a completion."""
+    body: dict[str, object]
+    if (Path(settings.model) / CHAT_TEMPLATE_FILE).exists():
+        path = "/v1/chat/completions"
+        question = "What is the capital of France?"
+        body = {"model": name, "messages": [{"role": "user", "content": question}]}
+    else:
+        path = "/v1/completions"
+        body = {"model": name, "prompt": "The capital of France is"}
+    command = ["curl", url + path, "-H", "Content-Type: application/json", "-d", json.dumps(body)]
+    key = ' -H "Authorization: Bearer $PAGEFLEET_API_KEY"' if settings.api_key else ""
+    return shlex.join(command) + key

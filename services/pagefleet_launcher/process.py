@@ -1,0 +1,118 @@
+"""One operating-system process of ours: how it starts, what it writes, how its end is seen.
+
+A process runs tethered (tether.py) and in a process group of its own, so that Ctrl-C in the
+terminal reaches only the launcher, and so that whatever it started itself can be ended with it. Its
+end is seen through a pidfd (pidfd_open(2)): it is still a zombie then, and its number cannot have
+passed to another process while the rest of its group is killed.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from pagefleet_launcher import tether
+
+_OUTPUT_AFTER_DEATH = 1.0  # seconds that the last lines of a dead process may take
+
+
+def say(name: str, text: str) -> None:
+    """Write one line to standard error, marked with the process it is about."""
+    print(f"{name:>11} | {text}", file=sys.stderr, flush=True)
+
+
+def describe(status: int) -> str:
+    """How a process ended, from its `Popen.returncode`."""
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"exited with status {status}"
+
+
+class Process:
+    """A process that runs `command`; everything it writes is passed on, or its output is kept.
+
+    command: the path of an executable, then its arguments. fds: descriptors that it inherits.
+    environment: variables to add to ours. capture: keep its standard output for `output` and leave
+    its standard error alone (so that progress bars work), rather than passing both on line by line.
+
+    Start it from the main thread: the tether is tied to the thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        fds: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+        capture: bool = False,
+    ) -> None:
+        self._name = name
+        self._capture = capture
+        self._reading, writing = os.pipe()
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-S", tether.__file__, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=None if capture else writing,
+                pass_fds=fds,
+                process_group=0,
+                env={**os.environ, **(environment or {}), "PYTHONUNBUFFERED": "1"},
+            )
+        finally:
+            os.close(writing)
+        self.output = ""
+
+    def __repr__(self) -> str:
+        return f"<Process {self._name} pid={self._popen.pid}>"
+
+    def terminate(self) -> None:
+        """Ask it to end. Only while `ended` has not returned."""
+        os.kill(self._popen.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it and its whole group at once. Only while `ended` has not returned."""
+        os.killpg(self._popen.pid, signal.SIGKILL)
+
+    async def ended(self) -> int:
+        """Wait for its end, kill what is left of its group, and give its status as Popen does."""
+        loop = asyncio.get_running_loop()
+        output = _Output(None if self._capture else self._name)
+        pipe, _ = await loop.connect_read_pipe(lambda: output, os.fdopen(self._reading, "rb"))
+        pidfd = os.pidfd_open(self._popen.pid)
+        end = asyncio.Event()
+        loop.add_reader(pidfd, end.set)
+        try:
+            await end.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self.kill()
+        await asyncio.wait([output.closed], timeout=_OUTPUT_AFTER_DEATH)
+        pipe.close()
+        self.output = output.kept.decode(errors="replace")
+        return self._popen.wait()
+
+
+class _Output(asyncio.Protocol):
+    """What a process writes: said line by line under `name`, or kept if that is None."""
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+        self.kept = b""
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self.kept += data
+        if self._name is not None:
+            *lines, self.kept = self.kept.split(b"\n")
+            for line in lines:
+                say(self._name, line.decode(errors="replace"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._name is not None and self.kept:
+            say(self._name, self.kept.decode(errors="replace"))
+        self.closed.set_result(None)

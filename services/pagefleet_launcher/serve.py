@@ -1,0 +1,184 @@
+"""`pagefleet serve`: a whole cell on this machine, as supervised processes.
+
+    listening socket --fd--> gateway(s) --ipc--> scheduler <--ipc-- worker(s)
+
+The launcher holds the HTTP socket: a port that is taken is said before anything else is done, and
+connections wait in its queue while a gateway starts again. The sockets between the services lie in
+a private folder that goes when the launcher ends.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pagefleet.settings import (
+    GatewaySettings,
+    SchedulerSettings,
+    ServeSettings,
+    WorkerSettings,
+    flags,
+    parse,
+)
+from pagefleet_launcher.commands import service
+from pagefleet_launcher.greeting import greeting, is_ready, reachable
+from pagefleet_launcher.process import Process, say
+from pagefleet_launcher.supervisor import Child, Interrupts, Supervisor, first_of
+
+BACKLOG = 2048
+LONGEST_SOCKET_PATH = 107
+"""Bytes, without the terminating zero: `sun_path` in unix(7)."""
+
+_GATEWAYS, _WORKERS = "gateways.sock", "workers.sock"
+_END_MARGIN = 3.0  # seconds that processes have to end, after the open streams had theirs
+_STILL_STARTING = 5.0  # seconds between signs of life while it starts
+
+
+class CannotServe(Exception):
+    """A reason not to start, as a sentence for the user."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve as `argv` says; give the status to exit with."""
+    settings = parse(ServeSettings, argv, prog="pagefleet serve")
+    try:
+        with listening_socket(settings) as listener, runtime_folder() as folder:
+            return asyncio.run(_serve(settings, listener, folder))
+    except CannotServe as error:
+        print(f"pagefleet serve: {error}", file=sys.stderr)
+        return 1
+
+
+def listening_socket(settings: ServeSettings) -> socket.socket:
+    """The socket that clients connect to.
+
+    Raises:
+        CannotServe: it cannot be had.
+    """
+    if settings.fd is not None:
+        return socket.socket(fileno=settings.fd)
+    host, port = settings.host, settings.port
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CannotServe(
+                f"port {port} of {host} is in use by another program; end that one, or choose "
+                "another port with --port (0 picks a free one)."
+            ) from error
+        raise CannotServe(
+            f"it is not possible to listen on port {port} of {host}: {error.strerror}; choose "
+            "others with --host and --port."
+        ) from error
+
+
+@contextlib.contextmanager
+def runtime_folder() -> Iterator[Path]:
+    """A folder for sockets that only this user can enter, removed at the end.
+
+    Raises:
+        CannotServe: its path is too long for Unix sockets.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    usable = os.path.isdir(base) and os.access(base, os.W_OK)
+    with tempfile.TemporaryDirectory(prefix="pagefleet-", dir=base if usable else None) as name:
+        folder = Path(name)
+        if len(os.fsencode(folder / _GATEWAYS)) > LONGEST_SOCKET_PATH:
+            raise CannotServe(
+                f"the path {folder} is too long for Unix sockets; set TMPDIR to a shorter one."
+            )
+        yield folder
+
+
+async def _serve(asked: ServeSettings, listener: socket.socket, folder: Path) -> int:
+    interrupts = Interrupts()
+    model = await _prepare(asked.model, interrupts)
+    if model is None:
+        return 1
+    settings = complete(asked, model, folder, listener)
+    async with asyncio.TaskGroup() as tasks:
+        helpers = [
+            tasks.create_task(_greet_when_ready(settings, listener)),
+            tasks.create_task(_close_when_draining(listener, interrupts)),
+        ]
+        supervisor = Supervisor(stages(settings), settings.shutdown_timeout + _END_MARGIN)
+        status = await supervisor.run(interrupts)
+        for helper in helpers:
+            helper.cancel()
+    return status
+
+
+async def _prepare(model: str, interrupts: Interrupts) -> Path | None:
+    """The prepared folder of `model`, or None: it failed and said why, or it was interrupted."""
+    command = [sys.executable, "-m", "pagefleet_worker.prepare", model]
+    process = Process("prepare", command, capture=True)
+    ended = asyncio.create_task(process.ended())
+    await first_of(asyncio.wait([ended]), interrupts.drain.wait())
+    if not ended.done():
+        process.kill()
+    return Path(process.output.strip()) if await ended == 0 else None
+
+
+def complete(
+    asked: ServeSettings, model: Path, folder: Path, listener: socket.socket
+) -> ServeSettings:
+    """What the services are told: `asked`, with what only the launcher knows."""
+    usual = ServeSettings()
+    gateway_endpoint, worker_endpoint = asked.gateway_endpoint, asked.worker_endpoint
+    if gateway_endpoint == usual.gateway_endpoint:
+        gateway_endpoint = f"ipc://{folder / _GATEWAYS}"
+    if worker_endpoint == usual.worker_endpoint:
+        worker_endpoint = f"ipc://{folder / _WORKERS}"
+    return dataclasses.replace(
+        asked,
+        model=str(model),
+        fd=listener.fileno(),
+        gateway_endpoint=gateway_endpoint,
+        worker_endpoint=worker_endpoint,
+        threads=asked.threads or max(1, len(os.sched_getaffinity(0)) // asked.workers),
+    )
+
+
+def stages(settings: ServeSettings) -> list[list[Child]]:
+    """The processes of the cell, in the order of their start."""
+    scheduler = service("scheduler", flags(settings, SchedulerSettings))
+    worker = service("worker", flags(settings, WorkerSettings))
+    # Every user of the machine can read a process's arguments, but not its environment.
+    gateway = service(
+        "gateway", flags(dataclasses.replace(settings, api_key=None), GatewaySettings)
+    )
+    secret = {"PAGEFLEET_API_KEY": settings.api_key} if settings.api_key else {}
+    fds = [] if settings.fd is None else [settings.fd]
+    return [
+        [Child("scheduler", scheduler)],
+        [Child(f"worker-{i}", worker) for i in range(settings.workers)],
+        [
+            Child(f"gateway-{i}", gateway, fds=fds, environment=secret)
+            for i in range(settings.gateways)
+        ],
+    ]
+
+
+async def _close_when_draining(listener: socket.socket, interrupts: Interrupts) -> None:
+    """Let go of the socket, so that clients are refused once the gateways let go of it too."""
+    await interrupts.drain.wait()
+    listener.close()
+
+
+async def _greet_when_ready(settings: ServeSettings, listener: socket.socket) -> None:
+    host, port = reachable(listener)
+    started = said = time.monotonic()
+    while not await asyncio.to_thread(is_ready, host, port):
+        await asyncio.sleep(0.1)
+        if time.monotonic() - said >= _STILL_STARTING:
+            said = time.monotonic()
+            say("serve", f"still starting ({said - started:.0f} s)")
+    print(greeting(settings, host, port), flush=True)

@@ -1,0 +1,44 @@
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from pagefleet_launcher.cli import main
+from pagefleet_launcher.commands import SERVICES
+
+
+def test_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {name} " in shown for name in ["serve", *SERVICES])
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pagefleet {version('pagefleet')}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["srve"], ["-x"]])
+def test_no_such_command_is_a_usage_error(capsys, arguments):
+    assert main(arguments) == 2
+    errors = capsys.readouterr().err
+    assert "usage: pagefleet COMMAND" in errors
+    assert all(repr(argument) in errors for argument in arguments)
+
+
+def test_an_unknown_flag_of_serve_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "--wrokers=2"])
+    assert end.value.code == 2
+    assert "--wrokers" in capsys.readouterr().err
+
+
+def test_the_launcher_imports_no_service():
+    program = (
+        "import sys, pagefleet_launcher.cli;"
+        "print(sorted(m for m in sys.modules if m.partition('.')[0] in"
+        f" {{*{list(SERVICES.values())}, 'pagefleet_kernels', 'torch', 'transformers', 'zmq'}}))"
+    )
+    loaded = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert loaded == "[]\n"

@@ -1,0 +1,214 @@
+import http.server
+import json
+import os
+import re
+import shlex
+import socket
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from pagefleet.manifest import FORMAT_VERSION, Manifest, SamplingDefaults, Weights
+from pagefleet.settings import (
+    GatewaySettings,
+    SchedulerSettings,
+    ServeSettings,
+    WorkerSettings,
+    parse,
+)
+from pagefleet_launcher import serve
+from pagefleet_launcher.greeting import greeting, is_ready, reachable
+
+CLASSES = {"scheduler": SchedulerSettings, "worker": WorkerSettings, "gateway": GatewaySettings}
+
+
+def test_a_port_that_is_taken_is_one_sentence(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert serve.main(["--port", str(port)]) == 1
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert f"port {port} of 127.0.0.1 is in use by another program" in errors
+    assert "--port" in errors
+
+
+def test_a_host_that_is_none_is_one_sentence(capsys):
+    assert serve.main(["--host", "999.1.1.1"]) == 1
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "--host" in errors
+
+
+def test_the_runtime_folder_is_private_and_goes_in_the_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with serve.runtime_folder() as folder, serve.runtime_folder() as another:
+        assert folder.parent == another.parent == tmp_path
+        assert folder != another
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        (folder / "gateways.sock").touch()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_runtime_folder_too_deep_for_sockets_is_refused(tmp_path, monkeypatch):
+    deep = tmp_path / ("x" * 90)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    with (
+        pytest.raises(serve.CannotServe, match="too long for Unix sockets"),
+        serve.runtime_folder(),
+    ):
+        pass
+    assert list(deep.iterdir()) == []
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def told(tmp_path, listener, *arguments):
+    """What the services of such a cell read from their arguments, by name, and the children."""
+    asked = parse(ServeSettings, arguments, env={})
+    settings = serve.complete(asked, tmp_path / "model", tmp_path, listener)
+    children = [child for stage in serve.stages(settings) for child in stage]
+    read = {}
+    for child in children:
+        service = re.sub(r"-\d+$", "", child.name)
+        assert child.command[:3] == [sys.executable, "-m", f"pagefleet_{service}"]
+        read[child.name] = parse(CLASSES[service], child.command[3:], env={})
+    return read, {child.name: child for child in children}
+
+
+def test_services_are_told_where_to_meet_and_what_was_asked(tmp_path, listener):
+    read, children = told(
+        tmp_path, listener, "--workers=2", "--gateways=2", "--no-lookahead", "--block-size=32"
+    )
+    assert list(read) == ["scheduler", "worker-0", "worker-1", "gateway-0", "gateway-1"]
+    scheduler, worker, gateway = read["scheduler"], read["worker-1"], read["gateway-1"]
+    assert (
+        scheduler.gateway_endpoint == gateway.gateway_endpoint == f"ipc://{tmp_path}/gateways.sock"
+    )
+    assert scheduler.worker_endpoint == worker.worker_endpoint == f"ipc://{tmp_path}/workers.sock"
+    assert worker.model == gateway.model == str(tmp_path / "model")
+    assert (scheduler.lookahead, worker.block_size) == (False, 32)
+    assert gateway.fd == listener.fileno()
+    assert list(children["gateway-0"].fds) == [listener.fileno()]
+
+
+def test_workers_share_the_cores(tmp_path, listener):
+    cores = len(os.sched_getaffinity(0))
+    assert told(tmp_path, listener)[0]["worker-0"].threads == cores
+    assert told(tmp_path, listener, "--workers=64")[0]["worker-63"].threads == max(1, cores // 64)
+    assert told(tmp_path, listener, "--workers=2", "--threads=7")[0]["worker-1"].threads == 7
+
+
+def test_endpoints_that_were_asked_for_are_kept(tmp_path, listener):
+    read, _ = told(tmp_path, listener, "--worker-endpoint=ipc:///elsewhere/workers")
+    assert read["worker-0"].worker_endpoint == "ipc:///elsewhere/workers"
+    assert read["gateway-0"].gateway_endpoint == f"ipc://{tmp_path}/gateways.sock"
+
+
+def test_the_key_is_not_among_the_arguments(tmp_path, listener):
+    read, children = told(tmp_path, listener, "--api-key=secret")
+    assert read["gateway-0"].api_key is None
+    assert children["gateway-0"].environment == {"PAGEFLEET_API_KEY": "secret"}
+    assert not children["worker-0"].environment
+
+
+@pytest.mark.parametrize(
+    ("address", "reached"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::", "::1")],
+)
+def test_a_socket_is_reachable_from_this_machine(address, reached):
+    with serve.listening_socket(parse(ServeSettings, ["--host", address, "--port=0"], env={})) as s:
+        host, port = reachable(s)
+        assert host == reached
+        socket.create_connection((host, port)).close()
+
+
+class Gateway(http.server.BaseHTTPRequestHandler):
+    """A gateway's stand-in: ready from the third question on; answers with what it was sent."""
+
+    asked = 0
+
+    def do_GET(self):
+        type(self).asked += 1
+        self.send_response(200 if self.path == "/ready" and self.asked > 2 else 503)
+        self.end_headers()
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        told = [self.path, self.headers["Content-Type"], self.headers["Authorization"]]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps([*told, json.loads(body)]).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def gateway():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.socket
+        server.shutdown()
+        thread.join()
+
+
+def test_readiness_is_what_the_gateway_says(gateway):
+    host, port = reachable(gateway)
+    assert [is_ready(host, port) for _ in range(3)] == [False, False, True]
+
+
+def test_nobody_there_is_not_ready(listener):
+    host, port = reachable(listener)
+    listener.close()
+    assert not is_ready(host, port)
+
+
+def write_model(folder, chat):
+    Manifest(
+        format_version=FORMAT_VERSION,
+        name="it's a model",
+        architecture="llama",
+        weights=Weights("none"),
+        vocab_size=10,
+        max_model_len=100,
+        bos_token=None,
+        eos_token=None,
+        eos_token_ids=(0,),
+        sampling=SamplingDefaults(),
+        fingerprint="00",
+    ).save(folder)
+    if chat:
+        (folder / "chat_template.jinja").touch()
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_the_commands_of_the_greeting_work_when_pasted(tmp_path, gateway, chat):
+    write_model(tmp_path, chat)
+    asked = parse(ServeSettings, ["--api-key=secret", "--dtype=float32"], env={})
+    settings = serve.complete(asked, tmp_path, tmp_path, gateway)
+    lines = greeting(settings, *reachable(gateway)).splitlines()
+    curl = next(line for line in lines if line.startswith("  curl"))
+    environment = {**os.environ, "PAGEFLEET_API_KEY": "secret"}
+    answer = subprocess.run(
+        ["bash", "-c", f"{curl} --silent"], env=environment, capture_output=True, check=True
+    )
+    path, kind, key, body = json.loads(answer.stdout)
+    assert path == ("/v1/chat/completions" if chat else "/v1/completions")
+    assert (kind, key) == ("application/json", "Bearer secret")
+    assert body["model"] == "it's a model"
+    assert body.keys() == {"model", "messages" if chat else "prompt"}
+
+    _, service, *arguments = shlex.split(next(line for line in lines if "worker --" in line))
+    assert service == "worker"
+    worker = parse(WorkerSettings, arguments, env={})
+    assert worker.worker_endpoint == f"ipc://{tmp_path}/workers.sock"
+    assert (worker.model, worker.dtype) == (str(tmp_path), "float32")

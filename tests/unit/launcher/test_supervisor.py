@@ -1,0 +1,161 @@
+import asyncio
+import os
+import re
+import signal
+import socket
+import time
+
+import pytest
+from tests.unit.launcher.conftest import is_alive, wait_until
+
+from pagefleet_launcher.supervisor import Child, next_pause
+
+
+def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_long_life():
+    pauses = [0.0]
+    for _ in range(7):
+        pauses.append(next_pause(pauses[-1], lived=1.0))
+    assert pauses[1:] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert next_pause(5.0, lived=30.0) == 0.2
+
+
+def test_a_child_that_exits_is_started_again_after_growing_pauses(cell):
+    cell.start({"worker": "crash"})
+    third = cell.wait_for("worker", "started", count=3)
+    first, second = cell.events("worker", "started")[:2]
+    assert 0.2 <= second.time - first.time < 0.4 <= third.time - second.time < 0.8
+    assert len({first.pid, second.pid, third.pid}) == 3
+    cell.signal()
+    status, errors = cell.end()
+    assert status == 0
+    assert "serve | worker exited with status 3; it starts again in 0.2 s" in errors
+    assert "serve | worker exited with status 3; it starts again in 0.4 s" in errors
+
+
+def test_a_killed_child_is_started_again_and_the_others_live_on(cell):
+    cell.start({"scheduler": "serve"}, {"worker": "serve"})
+    os.kill(cell.wait_for("worker", "started").pid, signal.SIGKILL)
+    cell.wait_for("worker", "started", count=2)
+    assert len(cell.events("scheduler", "started")) == 1
+    cell.signal()
+    status, errors = cell.end()
+    assert status == 0
+    assert "worker was killed by SIGKILL; it starts again in 0.2 s" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_drains_the_last_stage_first(cell, number):
+    cell.start(
+        {"scheduler": "serve"}, {"worker-0": "serve", "worker-1": "serve"}, {"gateway": "serve"}
+    )
+    cell.signal(number)
+    assert cell.end() == (0, "")
+    order = [(e.name, e.what) for e in cell.events() if e.what != "started"]
+    assert order[:2] == [("gateway", "asked"), ("gateway", "ended")]
+    assert {name for name, _ in order[2:6]} == {"worker-0", "worker-1"}
+    assert order[6:] == [("scheduler", "asked"), ("scheduler", "ended")]
+
+
+def test_a_child_is_kept_alive_while_a_later_stage_drains(cell):
+    cell.start({"worker": "serve"}, {"gateway": "stubborn"}, drain_timeout=1.5)
+    cell.signal()
+    cell.wait_for("gateway", "asked")
+    os.kill(cell.wait_for("worker", "started").pid, signal.SIGKILL)
+    cell.wait_for("worker", "started", count=2)
+    assert cell.end()[0] == 1
+
+
+def test_what_does_not_end_in_time_is_killed(cell):
+    cell.start({"worker": "stubborn"}, drain_timeout=0.3)
+    cell.signal()
+    status, errors = cell.end()
+    assert status == 1
+    assert "serve | worker has not ended; it is killed" in errors
+    assert not cell.alive()
+
+
+def test_a_second_signal_kills_at_once(cell):
+    cell.start({"scheduler": "serve"}, {"gateway": "stubborn"}, drain_timeout=60)
+    cell.signal(signal.SIGINT)
+    cell.wait_for("gateway", "asked")
+    began = time.monotonic()
+    cell.signal(signal.SIGINT)
+    assert cell.end()[0] == 1
+    assert time.monotonic() - began < 2
+    assert not cell.alive()
+
+
+def test_a_signal_during_a_pause_ends_the_child_for_good(cell):
+    cell.start({"worker": "crash"})
+    cell.wait_for("worker", "started", count=3)
+    wait_until(lambda: not cell.alive())
+    cell.signal()
+    assert cell.end()[0] == 0
+    assert len(cell.events("worker", "started")) == 3
+
+
+def test_a_child_that_refuses_its_settings_ends_all(cell):
+    cell.start({"scheduler": "serve"}, {"worker": "refuse"})
+    os.kill(cell.wait_for("worker", "started").pid, signal.SIGUSR1)
+    status, errors = cell.end()
+    assert status == 2
+    assert "worker refuses its settings" in errors
+    assert len(cell.events("worker", "started")) == 1
+    assert cell.events("scheduler", "ended")
+
+
+def test_no_child_outlives_a_killed_supervisor(cell):
+    cell.start({"scheduler": "serve"}, {"worker": "stubborn"}, {"gateway": "stubborn"})
+    assert len(cell.alive()) == 3
+    cell.signal(signal.SIGKILL)
+    wait_until(lambda: not cell.alive(), seconds=2)
+
+
+def test_what_a_dead_child_had_started_is_ended_before_its_next_start(cell):
+    cell.start({"worker": "parent"})
+    born = cell.wait_for("worker-child", "started")
+    os.kill(cell.wait_for("worker", "started").pid, signal.SIGKILL)
+    cell.wait_for("worker", "started", count=2)
+    assert not is_alive(born.pid)
+
+
+def test_children_do_not_share_the_terminal_s_process_group(cell):
+    cell.start({"scheduler": "serve"}, {"worker": "serve"})
+    for event in cell.events():
+        assert os.getpgid(event.pid) == event.pid
+
+
+def test_what_children_write_is_passed_on_with_their_names(cell):
+    cell.start({"worker": "talk"})
+    cell.wait_for("worker", "started", count=2)
+    cell.signal()
+    errors = cell.end()[1]
+    first_life = errors.splitlines()[:5]
+    assert [re.sub(r"^ +", "", line) for line in first_life] == [
+        "worker | first",
+        "worker | second \ufffd",
+        "worker | on standard error",
+        "worker | unfinished",
+        "serve | worker exited with status 3; it starts again in 0.2 s",
+    ]
+
+
+def test_connections_wait_while_the_child_that_answers_them_starts_again(cell):
+    def ask(address):
+        with socket.create_connection(address, timeout=5) as connection:
+            return int(connection.recv(100))
+
+    async def scenario(listener):
+        fd = listener.fileno()
+        child = Child("gateway", cell.command("gateway", f"listen:{fd}"), fds=[fd])
+        living = asyncio.create_task(child.keep_alive())
+        first = await asyncio.to_thread(ask, listener.getsockname())
+        os.kill(first, signal.SIGKILL)
+        second = await asyncio.to_thread(ask, listener.getsockname())
+        child.kill()
+        await living
+        return first, second
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        first, second = asyncio.run(scenario(listener))
+    assert [event.pid for event in cell.events("gateway", "started")] == [first, second]
