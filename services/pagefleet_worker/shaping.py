@@ -1,0 +1,146 @@
+"""What a request's parameters do to its logits before a token is chosen, temperature excepted.
+
+In this order: allowed tokens, bad words, tokens that may not come yet (`min_tokens`), bias,
+repetition penalty (Keskar and others, "CTRL", 2019, section 4.1), frequency and presence penalty
+(OpenAI's API reference). A forbidden token's logit is -inf, which no later stage changes.
+
+The histories live on the host: there each stage gathers what it changes over the whole batch, as
+(row, tokens, amounts); on the device it is one indexed operation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from pagefleet.params import SamplingParams
+
+_Edits: TypeAlias = list[tuple[int, ArrayLike, ArrayLike]]
+"""(row, distinct tokens, one amount for each or for all); no row twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to choose."""
+
+    logits: int
+    """Row of the logits."""
+    params: SamplingParams
+    history: Sequence[int]
+    """Ids of the prompt and of the outputs before this position; an `array` costs least."""
+    prompt_length: int
+    choice: int
+    """The choice's number over the whole HTTP request."""
+    position: int
+    """Of the token among the outputs: 0 is the first that is generated."""
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether `shape` changes the logits."""
+        params = self.params
+        return (
+            params.reshapes_by_history
+            or params.allowed_token_ids is not None
+            or bool(params.logit_bias)
+            or self.position < params.min_tokens
+        )
+
+    def forbidden(self) -> set[int]:
+        """Tokens that bad words and `min_tokens` rule out at this position."""
+        tokens = {word[-1] for word in self.params.bad_words if self._follows(word[:-1])}
+        if self.position < self.params.min_tokens:
+            tokens.update(self.params.eos_token_ids, self.params.stop_token_ids)
+        return tokens
+
+    def _follows(self, tokens: tuple[int, ...]) -> bool:
+        start = len(self.history) - len(tokens)
+        return start >= 0 and tuple(self.history[start:]) == tokens
+
+
+def shape(scores: Tensor, draws: Sequence[Draw]) -> None:
+    """Change the logits [len(draws), V] float32 in place, a row for each draw.
+
+    Raises:
+        IndexError: a parameter or a history names a token outside the vocabulary.
+    """
+    _allow(scores, draws)
+    _forbid(scores, draws)
+    _bias(scores, draws)
+    _penalize_repetition(scores, draws)
+    _penalize_frequency(scores, draws)
+
+
+def _allow(scores: Tensor, draws: Sequence[Draw]) -> None:
+    for row, draw in enumerate(draws):
+        if draw.params.allowed_token_ids is not None:
+            allowed = torch.tensor(draw.params.allowed_token_ids, device=scores.device)
+            kept = scores[row, allowed]
+            scores[row] = -torch.inf
+            scores[row, allowed] = kept
+
+
+def _forbid(scores: Tensor, draws: Sequence[Draw]) -> None:
+    edits: _Edits = [
+        (row, list(forbidden), -np.inf)
+        for row, draw in enumerate(draws)
+        if (forbidden := draw.forbidden())
+    ]
+    if edits:
+        rows, tokens, amounts = _gather(edits, scores.device)
+        scores[rows, tokens] = amounts
+
+
+def _bias(scores: Tensor, draws: Sequence[Draw]) -> None:
+    edits: _Edits = [
+        (row, list(bias), list(bias.values()))
+        for row, draw in enumerate(draws)
+        if (bias := draw.params.logit_bias)
+    ]
+    if edits:
+        rows, tokens, amounts = _gather(edits, scores.device)
+        scores[rows, tokens] += amounts
+
+
+def _penalize_repetition(scores: Tensor, draws: Sequence[Draw]) -> None:
+    edits: _Edits = [
+        (row, np.bincount(draw.history).nonzero()[0], draw.params.repetition_penalty)
+        for row, draw in enumerate(draws)
+        if draw.params.repetition_penalty != 1
+    ]
+    if edits:
+        rows, tokens, amounts = _gather(edits, scores.device)
+        seen = scores[rows, tokens]
+        scores[rows, tokens] = torch.where(seen < 0, seen * amounts, seen / amounts)
+
+
+def _penalize_frequency(scores: Tensor, draws: Sequence[Draw]) -> None:
+    edits: _Edits = []
+    for row, draw in enumerate(draws):
+        frequency, presence = draw.params.frequency_penalty, draw.params.presence_penalty
+        outputs = draw.history[draw.prompt_length :]
+        if (frequency or presence) and outputs:
+            counts = np.bincount(outputs)
+            present = counts.nonzero()[0]
+            edits.append((row, present, frequency * counts[present] + presence))
+    if edits:
+        rows, tokens, amounts = _gather(edits, scores.device)
+        scores[rows, tokens] -= amounts
+
+
+def _gather(edits: _Edits, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, tokens (int64) and amounts (float32) of all edits, one after another."""
+    tokens = [np.asarray(ids, dtype=np.int64) for _, ids, _ in edits]
+    rows = np.repeat([row for row, _, _ in edits], [len(ids) for ids in tokens])
+    amounts = [
+        np.broadcast_to(np.asarray(values, dtype=np.float32), ids.shape)
+        for ids, (_, _, values) in zip(tokens, edits, strict=True)
+    ]
+    return (
+        torch.from_numpy(rows).to(device),
+        torch.from_numpy(np.concatenate(tokens)).to(device),
+        torch.from_numpy(np.concatenate(amounts)).to(device),
+    )
