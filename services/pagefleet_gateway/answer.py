@@ -1,0 +1,142 @@
+"""The answer to a request as it grows: news from the scheduler in, pieces of choices out.
+
+Choices are numbered as the client sees them, over all prompts. Logprobs of a prompt are whole
+before the first piece of its choices (the link sees to that), and tokens that came out of the
+prefix cache are counted once for each prompt, whatever happened to the request on its way.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from pagefleet.wire import Finish, Output, PromptOutput, Rejected
+from pagefleet_gateway.choice import Choice, Piece
+from pagefleet_gateway.detokenizer import Detokenizer
+from pagefleet_gateway.errors import from_rejection, internal_error
+from pagefleet_gateway.generation import Generation
+from pagefleet_gateway.link import News
+from pagefleet_gateway.logprobs import TokenEntry, unpacked
+from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.responses import PromptTokensDetails, Usage
+
+
+@dataclass
+class Prompt:
+    """One prompt of the request and what is known of it."""
+
+    tokens: list[int]
+    request: str
+    offsets: list[int]
+    """Where each token's text begins."""
+    entries: list[TokenEntry] = field(default_factory=list)
+    """With logprobs, as far as they came in; the first has none."""
+    cached: int | None = None
+    """Tokens that came out of the prefix cache."""
+
+
+class Answer:
+    """What a request has been answered so far.
+
+    Raises:
+        ApiError: from `take`; the request was refused or failed.
+    """
+
+    def __init__(self, generation: Generation, model: ServedModel) -> None:
+        self.generation = generation
+        self.prompts = [
+            Prompt(tokens, submit.request, _offsets(tokens, generation, model))
+            for tokens, submit in zip(generation.prompts, generation.submits, strict=True)
+        ]
+        self.choices = {
+            state.index: self._new_choice(number, model)
+            for number, submit in enumerate(generation.submits)
+            for state in submit.choices
+        }
+        self._by_request = {prompt.request: prompt for prompt in self.prompts}
+
+    def __repr__(self) -> str:
+        done = sum(choice.finished for choice in self.choices.values())
+        return f"<Answer {self.generation.id}: {done} of {len(self.choices)} choices finished>"
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more is to come."""
+        return all(choice.finished for choice in self.choices.values())
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        prompt = sum(len(prompt.tokens) for prompt in self.prompts)
+        completion = sum(choice.count for choice in self.choices.values())
+        cached = sum(prompt.cached or 0 for prompt in self.prompts)
+        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+
+    def prompt_of(self, index: int) -> Prompt:
+        """The prompt of a choice."""
+        return self.prompts[index // self.generation.best_of]
+
+    def take(self, news: Iterable[News]) -> dict[int, Piece]:
+        """What became certain with the news, by choice."""
+        pieces: dict[int, Piece] = {}
+        for item in news:
+            match item:
+                case Rejected():
+                    raise from_rejection(item)
+                case PromptOutput():
+                    self._take_prompt(item)
+                case Output():
+                    piece = self._take_output(item)
+                    if item.choice in pieces:
+                        pieces[item.choice].extend(piece)
+                    else:
+                        pieces[item.choice] = piece
+        return pieces
+
+    def cut_choices(self, indices: Iterable[int]) -> Iterator[tuple[str, int]]:
+        """Request and number of those choices that a stop string ended."""
+        for index in indices:
+            if self.choices[index].cut:
+                yield self.prompt_of(index).request, index
+
+    def _new_choice(self, number: int, model: ServedModel) -> Choice:
+        generation = self.generation
+        body = generation.body
+        detokenizer = Detokenizer(
+            model.vocabulary,
+            generation.prompts[number] if generation.kind == "completion" else (),
+            body.skip_special_tokens is not False,
+        )
+        return Choice(
+            generation.params,
+            detokenizer,
+            generation.stop,
+            include_stop=bool(body.include_stop_str_in_output),
+            offset=len(generation.echo[number]) if generation.echo else 0,
+        )
+
+    def _take_output(self, item: Output) -> Piece:
+        if item.finish is Finish.ERROR:
+            raise internal_error("request_failed")
+        prompt = self._by_request[item.request]
+        if prompt.cached is None:
+            prompt.cached = item.cached
+        choice = self.choices[item.choice]
+        if choice.finished:
+            return Piece()
+        return choice.push(item)
+
+    def _take_prompt(self, item: PromptOutput) -> None:
+        prompt = self._by_request[item.request]
+        if not prompt.entries:
+            prompt.entries.append(TokenEntry(prompt.tokens[0], prompt.offsets[0]))
+        for position, (logprob, top) in enumerate(unpacked(item.logprobs), item.position):
+            prompt.entries.append(
+                TokenEntry(prompt.tokens[position], prompt.offsets[position], logprob, top)
+            )
+
+
+def _offsets(tokens: list[int], generation: Generation, model: ServedModel) -> list[int]:
+    if generation.params.prompt_logprobs is None:
+        return []
+    skip = generation.body.skip_special_tokens is not False
+    detokenizer = Detokenizer(model.vocabulary, (), skip)
+    return [detokenizer.push_one(token)[1] for token in tokens]

@@ -1,0 +1,182 @@
+"""The socket and the clock around `SchedulerLink`: what the HTTP side talks to.
+
+What the scheduler sends is taken in by the event loop's reader, and a task beats. News of a request
+goes into the mailbox of whoever opened it; an HTTP request with several prompts has one mailbox for
+all of them, and takes everything out that came in since it last looked.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field
+
+import zmq
+
+from pagefleet.transport import Peer
+from pagefleet.wire import Submit, WireError, decode_to_gateway, encode
+from pagefleet_gateway.link import BEAT_SECONDS, News, Reaction, SchedulerLink
+
+_LOG = logging.getLogger(__name__)
+
+
+class ClientGone(Exception):
+    """Whoever asked is no longer there to be answered."""
+
+
+@dataclass(slots=True, eq=False)
+class Mailbox:
+    """News on their way from the link to one HTTP request."""
+
+    _news: list[News] = field(default_factory=list)
+    _waiter: "asyncio.Future[None] | None" = None
+    _gone: bool = False
+
+    def put(self, news: News) -> None:
+        """Add to what waits."""
+        self._news.append(news)
+        self._wake()
+
+    def hang_up(self) -> None:
+        """Make whoever takes, now or later, raise `ClientGone`."""
+        self._gone = True
+        self._wake()
+
+    async def take(self, seconds: float) -> list[News]:
+        """All that came in since the last time; nothing if nothing comes for so many seconds.
+
+        Raises:
+            ClientGone: the mailbox was hung up.
+        """
+        if not self._news and not self._gone:
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            alarm = loop.call_later(seconds, self._wake)
+            try:
+                await self._waiter
+            finally:
+                alarm.cancel()
+                self._waiter = None
+        if self._gone:
+            raise ClientGone
+        news, self._news = self._news, []
+        return news
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@dataclass(frozen=True)
+class CellHealth:
+    """What this gateway knows of the cell behind it."""
+
+    scheduler: bool
+    """The scheduler answers."""
+    workers: int
+    """Workers that make progress."""
+    running: int
+    waiting: int
+    stalled: bool
+    """Requests wait, and nothing has run for seconds."""
+    refusal: str | None
+    """Why the scheduler does not take this gateway."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request that comes now would be served."""
+        return self.scheduler and self.workers > 0 and not self.stalled
+
+
+class SchedulerClient:
+    """The gateway's link to the scheduler, running."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.link = SchedulerLink(time.monotonic())
+        self._endpoint = endpoint
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._peer: Peer | None = None
+
+    @property
+    def health(self) -> CellHealth:
+        """As of now."""
+        alive = self.link.alive(time.monotonic())
+        pulse = self.link.pulse if alive else None
+        return CellHealth(
+            scheduler=alive,
+            workers=pulse.workers if pulse else 0,
+            running=pulse.running if pulse else 0,
+            waiting=pulse.waiting if pulse else 0,
+            stalled=pulse is not None and pulse.stalled,
+            refusal=self.link.refusal,
+        )
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The longest sequence that some worker holds; None while that is not known."""
+        return self.link.pulse.max_model_len or None if self.link.pulse else None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Talk to the scheduler as long as the context lasts; then take leave."""
+        loop = asyncio.get_running_loop()
+        with zmq.Context() as context, closing(Peer(self._endpoint, context)) as peer:
+            self._peer = peer
+            loop.add_reader(peer.socket.FD, self._receive)
+            beats = loop.create_task(self._beat())
+            try:
+                yield
+            finally:
+                beats.cancel()
+                self._carry_out(self.link.leave())
+                loop.remove_reader(peer.socket.FD)
+                self._peer = None
+
+    @asynccontextmanager
+    async def open(self, submits: list[Submit]) -> AsyncIterator[Mailbox]:
+        """Hand requests over; at the end of the context, abort whatever of them still runs."""
+        mailbox = Mailbox()
+        try:
+            for submit in submits:
+                self._mailboxes[submit.request] = mailbox
+                self._carry_out(self.link.submit(submit, time.monotonic()))
+            yield mailbox
+        finally:
+            for submit in submits:
+                self._carry_out(self.link.abort(submit.request))
+                self._mailboxes.pop(submit.request, None)
+
+    def end_choices(self, request: str, choices: Iterable[int]) -> None:
+        """Stop generating these choices; no more news of them will come."""
+        self._carry_out(self.link.abort(request, choices))
+
+    def _receive(self) -> None:
+        for frame in self._peer.receive() if self._peer else ():
+            try:
+                message = decode_to_gateway(frame)
+            except WireError as error:
+                _LOG.warning("Dropped a frame from the scheduler: %s.", error)
+                continue
+            self._carry_out(self.link.handle(message, time.monotonic()))
+
+    async def _beat(self) -> None:
+        while True:
+            self._carry_out(self.link.tick(time.monotonic()))
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _carry_out(self, reaction: Reaction) -> None:
+        for message in reaction.messages:
+            self._send(encode(message))
+        for news in reaction.news:
+            mailbox = self._mailboxes.get(news.request)
+            if mailbox is not None:
+                mailbox.put(news)
+
+    def _send(self, frame: bytes) -> None:
+        if self._peer is None:
+            return
+        self._peer.send(frame)
+        # ZeroMQ's descriptor tells of a change once: a send may have consumed the news of an
+        # arrival, so the arrivals are looked at again.
+        asyncio.get_running_loop().call_soon(self._receive)

@@ -1,0 +1,116 @@
+"""What goes wrong, as clients are told: one `ApiError`, in the form of the OpenAI API.
+
+Every failure that a client may see is an `ApiError`; whatever else is raised below is translated
+where it is understood. Anything that reaches the outermost handler is our bug, a plain 500.
+"""
+
+from typing import Final
+
+import msgspec
+
+from pagefleet.wire import Reason, Rejected
+
+RETRY_SECONDS: Final = 1
+"""What `Retry-After` says when nothing better is known."""
+
+
+class _Detail(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """`{"error": {"message", "type", "param", "code"}}`."""
+
+    error: _Detail
+
+
+class ApiError(Exception):
+    """An answer other than the one asked for.
+
+    status: of HTTP. type, code: the classes of the OpenAI API. param: the field of the request's
+    body at fault. retry_after: seconds after which the same request may succeed.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    @property
+    def body(self) -> bytes:
+        """As JSON."""
+        return msgspec.json.encode(
+            ErrorBody(_Detail(self.message, self.type, self.param, self.code))
+        )
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """For an answer that has no other content."""
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(self.body)).encode()),
+        ]
+        if self.retry_after is not None:
+            headers.append((b"retry-after", str(self.retry_after).encode()))
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        return headers
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that cannot be right whenever it is sent."""
+    return ApiError(400, message, type="invalid_request_error", param=param, code=code)
+
+
+def http_error(status: int, message: str, code: str | None = None) -> ApiError:
+    """A request refused before its body was understood: 401, 404, 405, 408, 413, 431."""
+    type = "authentication_error" if status == 401 else "invalid_request_error"
+    return ApiError(status, message, type=type, code=code)
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """No service at the moment."""
+    return ApiError(
+        503, message, type="service_unavailable_error", code=code, retry_after=RETRY_SECONDS
+    )
+
+
+def internal_error(code: str = "internal_error") -> ApiError:
+    """Our fault; the log knows more than the client needs to."""
+    return ApiError(
+        500,
+        "The server failed to process the request. Sending it again may help.",
+        type="server_error",
+        code=code,
+    )
+
+
+def from_rejection(rejection: Rejected) -> ApiError:
+    """What the scheduler's refusal means over HTTP."""
+    match rejection.reason:
+        case Reason.INVALID:
+            return bad_request(rejection.text, rejection.param)
+        case Reason.TOO_LONG:
+            return bad_request(rejection.text, rejection.param, "context_length_exceeded")
+        case Reason.OVERLOADED:
+            return unavailable(rejection.text, "overloaded")
+        case Reason.NO_WORKER:
+            return unavailable(rejection.text, "no_worker")
+        case Reason.FAILED:
+            return ApiError(500, rejection.text, type="server_error", code="request_failed")

@@ -1,0 +1,279 @@
+"""What a body asks for, decided: prompts as token ids, parameters without gaps, lengths that fit.
+
+A `Generation` is all that the rest of the gateway knows of a request. The choices of an HTTP
+request are numbered over all its prompts: choice i of prompt k has index k * best_of + i at the
+scheduler, so that equal prompts in a list are sampled differently.
+
+Understanding a body tokenizes, so it is not for the event loop. Whatever is not acceptable raises
+an `ApiError` of status 400 that names the field.
+"""
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+from uuid import uuid4
+
+from pagefleet.params import SamplingParams
+from pagefleet.wire import ChoiceState, Submit, pack_ints
+from pagefleet_gateway.errors import bad_request
+from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.prompts import chat_prompt, completion_prompts, echoed, encode, truncated
+from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody
+
+DEFAULT_COMPLETION_TOKENS: Final = 16
+_MAX_BIAS: Final = 100.0
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What holds for a request besides the model's own limits."""
+
+    max_model_len: int
+    """Tokens that prompt and output may have together."""
+    key: str | None = None
+    """Of the tenant: content is shared in the prefix cache only under the same one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """A request that is understood."""
+
+    kind: Literal["completion", "chat"]
+    id: str
+    """As the client sees it."""
+    model: str
+    body: GenerationBody
+    prompts: list[list[int]]
+    submits: list[Submit]
+    """One for each prompt, with the same parameters."""
+    n: int
+    """Choices the client gets for each prompt."""
+    best_of: int
+    """Choices that are generated for each prompt."""
+    logprobs: int | None
+    """Alternatives to show beside each token; None shows no logprobs."""
+    echo: list[str] | None
+    """The text of each prompt, where it is to precede the answer."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """Of every prompt."""
+        return self.submits[0].params
+
+    @property
+    def stop(self) -> list[str]:
+        """Strings that end a choice."""
+        stop = self.body.stop
+        return [stop] if isinstance(stop, str) else stop or []
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        options = self.body.stream_options
+        return bool(options and options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream says the usage so far."""
+        options = self.body.stream_options
+        return bool(options and options.continuous_usage_stats)
+
+
+def understand_completion(body: CompletionBody, model: ServedModel, limits: Limits) -> Generation:
+    """Decide what a body of `/v1/completions` asks for."""
+    _check_stream_options(body)
+    n = body.n or 1
+    best_of = body.best_of or n
+    if body.max_tokens == 0 and not body.echo:
+        raise bad_request("max_tokens may be 0 only with echo.", "max_tokens")
+    if best_of < n:
+        raise bad_request(f"best_of is {best_of}, less than n, which is {n}.", "best_of")
+    if best_of > n and body.stream:
+        raise bad_request("best_of above n cannot be streamed.", "best_of")
+    wanted = _either(body.max_tokens, DEFAULT_COMPLETION_TOKENS)
+    prompts = completion_prompts(body, model)
+    prompts = truncated(body, prompts, limits.max_model_len - wanted)
+    max_tokens = _room(prompts, "prompt", body.max_tokens, "max_tokens", wanted, limits)
+    params = _params(
+        body,
+        model,
+        max_tokens=max_tokens,
+        logprobs=0 if body.logprobs is None and best_of > n else body.logprobs,
+        prompt_logprobs=_either(body.logprobs if body.echo else None, body.prompt_logprobs, -1),
+    )
+    return Generation(
+        kind="completion",
+        id="cmpl-" + (body.request_id or uuid4().hex),
+        model=model.name,
+        body=body,
+        prompts=prompts,
+        submits=_submits(body, prompts, params, best_of, limits),
+        n=n,
+        best_of=best_of,
+        logprobs=body.logprobs,
+        echo=echoed(body, prompts, model) if body.echo else None,
+    )
+
+
+def understand_chat(body: ChatBody, model: ServedModel, limits: Limits) -> Generation:
+    """Decide what a body of `/v1/chat/completions` asks for."""
+    _check_stream_options(body)
+    n = body.n or 1
+    if body.top_logprobs and not body.logprobs:
+        raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
+    field, asked = "max_completion_tokens", body.max_completion_tokens
+    if asked is None:
+        field, asked = "max_tokens", body.max_tokens
+    if asked == 0:
+        raise bad_request(f"{field} must be at least 1.", field)
+    if body.max_tokens not in (None, asked):
+        raise bad_request("max_tokens and max_completion_tokens differ.", "max_tokens")
+    room = limits.max_model_len - _either(asked, 1)
+    prompts = truncated(body, [chat_prompt(body, model)], room)
+    fitting = limits.max_model_len - len(prompts[0])
+    max_tokens = _room(prompts, "messages", asked, field, fitting, limits)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = _params(
+        body,
+        model,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=_either(body.prompt_logprobs, -1),
+    )
+    return Generation(
+        kind="chat",
+        id="chatcmpl-" + (body.request_id or uuid4().hex),
+        model=model.name,
+        body=body,
+        prompts=prompts,
+        submits=_submits(body, prompts, params, n, limits),
+        n=n,
+        best_of=n,
+        logprobs=logprobs,
+        echo=None,
+    )
+
+
+def prefix_salt(key: str | None, cache_salt: str | None) -> bytes:
+    """What separates tenants in the prefix cache: SHA-256 over tagged, length-prefixed fields.
+
+    Empty without key and salt: then all share.
+    """
+    named = [(b"key", key), (b"cache_salt", cache_salt)]
+    fields = [(tag, value.encode()) for tag, value in named if value is not None]
+    if not fields:
+        return b""
+    digest = hashlib.sha256(b"pagefleet prefix salt, version 1;")
+    for tag, content in fields:
+        digest.update(tag + len(content).to_bytes(8, "big") + content)
+    return digest.digest()
+
+
+def _room(
+    prompts: list[list[int]],
+    prompt_field: str,
+    asked: int | None,
+    asked_field: str,
+    default: int,
+    limits: Limits,
+) -> int:
+    """Tokens to generate at most: as asked, or by default as many of `default` as fit."""
+    if not all(prompts):
+        raise bad_request(f"{prompt_field} has no tokens.", prompt_field)
+    longest = max(map(len, prompts))
+    fitting = limits.max_model_len - longest
+    tokens = min(default, max(fitting, 1)) if asked is None else asked
+    if tokens > fitting:
+        fault = prompt_field if asked is None or fitting < 1 else asked_field
+        raise bad_request(
+            f"The prompt has {longest} tokens and {tokens} are to follow, but at most "
+            f"{limits.max_model_len} fit in all.",
+            fault,
+            "context_length_exceeded",
+        )
+    return tokens
+
+
+def _submits(
+    body: GenerationBody,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    choices: int,
+    limits: Limits,
+) -> list[Submit]:
+    salt = prefix_salt(limits.key, body.cache_salt)
+    return [
+        Submit(
+            request=uuid4().hex,
+            attempt=0,
+            prompt=pack_ints(tokens),
+            params=params,
+            choices=[ChoiceState(number * choices + i) for i in range(choices)],
+            priority=body.priority or 0,
+            salt=salt,
+        )
+        for number, tokens in enumerate(prompts)
+    ]
+
+
+def _check_stream_options(body: GenerationBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options needs stream to be true.", "stream_options")
+
+
+def _params(
+    body: GenerationBody,
+    model: ServedModel,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int,
+) -> SamplingParams:
+    """Parameters of the body, then of the model, then neutral; -1 wants no prompt logprobs."""
+    defaults = model.manifest.sampling
+    allowed = body.allowed_token_ids
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
+            temperature=_either(body.temperature, defaults.temperature, 1.0),
+            top_p=_either(body.top_p, defaults.top_p, 1.0),
+            top_k=max(_either(body.top_k, defaults.top_k, 0), 0),
+            min_p=_either(body.min_p, defaults.min_p, 0.0),
+            frequency_penalty=body.frequency_penalty or 0.0,
+            presence_penalty=body.presence_penalty or 0.0,
+            repetition_penalty=_either(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+            min_tokens=body.min_tokens or 0,
+            eos_token_ids=() if body.ignore_eos else model.manifest.eos_token_ids,
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            logit_bias=_logit_bias(body.logit_bias or {}),
+            bad_words=_bad_words(body.bad_words or [], model),
+            allowed_token_ids=None if allowed is None else tuple(allowed),
+            logprobs=logprobs,
+            prompt_logprobs=None if prompt_logprobs < 0 else prompt_logprobs,
+        ).check_vocabulary(model.manifest.vocab_size)
+    except ValueError as error:
+        sentence = str(error)
+        raise bad_request(f"{sentence}.", sentence.partition(" ")[0]) from error
+
+
+def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
+    for token in biases:
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise bad_request("logit_bias must have token ids as its keys.", "logit_bias")
+    return {int(token): min(max(bias, -_MAX_BIAS), _MAX_BIAS) for token, bias in biases.items()}
+
+
+def _bad_words(words: list[str], model: ServedModel) -> tuple[tuple[int, ...], ...]:
+    """The ids of each word, as it is spelt at the start of a text and within one."""
+    spellings = [spelling for word in words for spelling in (word, " " + word.lstrip())]
+    encoded = encode(spellings, "bad_words", model, add_special_tokens=False)
+    return tuple(dict.fromkeys(tuple(tokens) for tokens in encoded if tokens))
+
+
+def _either(*values: _T | None) -> _T:
+    """The first that is not None; the last is not."""
+    return next(value for value in values if value is not None)

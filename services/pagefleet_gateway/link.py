@@ -1,0 +1,390 @@
+"""The gateway's side of the talk with the scheduler, without I/O and without a clock.
+
+A gateway holds the hard state: of each open request the prompt, the parameters and every token
+received for each choice. Whatever the scheduler forgets can be made again from these. So the rules
+are few, and each may be applied any number of times:
+
+- A message of an epoch that was left is void. A new epoch means that the scheduler knows nothing:
+  every open request is submitted again, under the next attempt, with what was received.
+- A request that the scheduler does not know (`Pulse.unknown`) is submitted again likewise.
+- Output at a position below what is here is a repeat: what is known is compared and skipped.
+  Output beyond is a gap: it is ignored, and the positions of the next beat make the scheduler send
+  what is missing. Logprobs of the prompt follow the same rule; no output is taken before they are
+  whole.
+- An unequal repeat means that the scheduler follows another stream than the client saw: the request
+  is submitted again, and goes on from what the client saw.
+- Output of a choice that ended here is answered by another `Abort`, in case the first was lost.
+
+Messages and calls go in with the time `now` (seconds of any monotonic clock); what comes out is
+`Reaction`: messages to send to the scheduler, and news for the requests' owners.
+"""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pagefleet.wire import (
+    PROTOCOL,
+    Abort,
+    ChoiceState,
+    FromGateway,
+    GatewayBeat,
+    GatewayBye,
+    GatewayHello,
+    Logprobs,
+    OpenRequest,
+    Output,
+    Outputs,
+    PromptOutput,
+    Pulse,
+    Reason,
+    Refused,
+    Rejected,
+    Submit,
+    ToGateway,
+    Welcome,
+    pack_ints,
+    unpack_ints,
+)
+
+BEAT_SECONDS = 0.2
+"""Between two beats."""
+
+SILENCE_SECONDS = 1.0
+"""Without an answer before the scheduler counts as gone, and is greeted again."""
+
+PATIENCE_SECONDS = 30.0
+"""That an open request waits for a scheduler."""
+
+RESUBMIT_SECONDS = 0.5
+"""After a submission, before which a pulse that does not know of it may be older than it."""
+
+News = Output | PromptOutput | Rejected
+"""What the owner of a request gets: tokens and prompt logprobs without repeats or gaps, or the
+refusal that ends the request."""
+
+
+@dataclass(slots=True)
+class Reaction:
+    """What follows from an event."""
+
+    messages: list[FromGateway] = field(default_factory=list)
+    news: list[News] = field(default_factory=list)
+
+    def extend(self, other: "Reaction") -> None:
+        """Let `other` follow."""
+        self.messages += other.messages
+        self.news += other.news
+
+
+@dataclass(slots=True)
+class OpenChoice:
+    """One choice: every token received, sent on to the client or not."""
+
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
+    finished: bool = False
+
+
+@dataclass(slots=True)
+class OpenSubmission:
+    """One prompt whose choices are not all finished."""
+
+    submit: Submit
+    """As first handed in."""
+    opened: float
+    attempt: int = 0
+    submitted: float = 0.0
+    choices: dict[int, OpenChoice] = field(default_factory=dict)
+    prompt_position: int = 1
+    """Prompt tokens below it have their logprobs here; the first never has one."""
+    prompt_end: int = 1
+    """Where the prompt logprobs that were asked for end."""
+
+    @classmethod
+    def of(cls, submit: Submit, now: float) -> "OpenSubmission":
+        """Nothing is received yet."""
+        choices = {choice.index: OpenChoice() for choice in submit.choices}
+        opened = cls(submit, now, choices=choices)
+        if submit.params.prompt_logprobs is not None:
+            opened.prompt_end = max(1, len(unpack_ints(submit.prompt)))
+        return opened
+
+    def handed_over(self, now: float) -> Submit:
+        """The next attempt, with everything received so far."""
+        self.attempt += 1
+        self.submitted = now
+        return msgspec.structs.replace(
+            self.submit,
+            attempt=self.attempt,
+            age=self.submit.age + now - self.opened,
+            choices=[
+                ChoiceState(index, pack_ints(choice.tokens), choice.finished)
+                for index, choice in self.choices.items()
+            ],
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more is to come."""
+        return all(choice.finished for choice in self.choices.values())
+
+    def positions(self) -> dict[int, int]:
+        """Tokens received of each choice that goes on."""
+        return {
+            index: len(choice.tokens)
+            for index, choice in self.choices.items()
+            if not choice.finished
+        }
+
+
+@dataclass(slots=True)
+class Counters:
+    """What should be rare; exported as metrics."""
+
+    resubmissions: int = 0
+    repeats: int = 0
+    gaps: int = 0
+    conflicts: int = 0
+    """Repeats that were not equal."""
+    void: int = 0
+    """Items of an older epoch or attempt."""
+
+
+class SchedulerLink:
+    """Protocol state of one gateway; see the module's text."""
+
+    def __init__(self, now: float) -> None:
+        self.epoch: int | None = None
+        self.pulse: Pulse | None = None
+        self.refusal: str | None = None
+        """Why the scheduler will not work with this gateway."""
+        self.counters = Counters()
+        self._open: dict[str, OpenSubmission] = {}
+        self._left_epochs: set[int] = set()
+        self._heard = now
+        self._welcomed = False
+
+    def __repr__(self) -> str:
+        return f"<SchedulerLink epoch={self.epoch} {len(self._open)} open>"
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        for request, submission in self._open.items():
+            assert submission.submit.request == request
+            assert not submission.finished
+            assert 1 <= submission.prompt_position <= submission.prompt_end
+            assert submission.attempt >= (self.epoch is not None)
+        assert self.epoch not in self._left_epochs
+
+    def alive(self, now: float) -> bool:
+        """Whether the scheduler has answered lately."""
+        return self._welcomed and now - self._heard < SILENCE_SECONDS
+
+    # --- from the gateway -----------------------------------------------------------------------
+
+    def submit(self, submit: Submit, now: float) -> Reaction:
+        """Take a request over; its `attempt` and the tokens of its choices are kept here."""
+        submission = self._open[submit.request] = OpenSubmission.of(submit, now)
+        if self.epoch is None:
+            return Reaction()
+        return Reaction([submission.handed_over(now)])
+
+    def abort(self, request: str, choices: Iterable[int] | None = None) -> Reaction:
+        """End some choices, or the whole request. Ends that are known already change nothing."""
+        submission = self._open.get(request)
+        if submission is None:
+            return Reaction()
+        if choices is None:
+            del self._open[request]
+            return Reaction([Abort(request, submission.attempt)])
+        ended = [index for index in choices if not submission.choices[index].finished]
+        for index in ended:
+            submission.choices[index].finished = True
+        if submission.finished:
+            del self._open[request]
+        return Reaction([Abort(request, submission.attempt, ended)] if ended else [])
+
+    def tick(self, now: float) -> Reaction:
+        """To be called every `BEAT_SECONDS`: greet or beat, and give up what waited too long."""
+        reaction = Reaction()
+        if now - self._heard >= SILENCE_SECONDS:
+            self._welcomed = False
+        if not self._welcomed:
+            reaction.messages.append(GatewayHello(PROTOCOL))
+            reaction.news += self._give_up(now)
+        if self.epoch is not None:
+            beat = GatewayBeat(
+                [
+                    OpenRequest(request, submission.attempt, submission.positions())
+                    for request, submission in self._open.items()
+                ]
+            )
+            reaction.messages.append(beat)
+        return reaction
+
+    def leave(self) -> Reaction:
+        """Say goodbye."""
+        self._open.clear()
+        return Reaction([GatewayBye()])
+
+    # --- from the scheduler ---------------------------------------------------------------------
+
+    def handle(self, message: ToGateway, now: float) -> Reaction:
+        """Take a message in."""
+        if isinstance(message, Refused):
+            self.refusal = message.text
+            return Reaction()
+        if isinstance(message, Rejected):
+            self._heard = now
+            return self._rejected(message)
+        if message.epoch in self._left_epochs:
+            self.counters.void += 1
+            return Reaction()
+        self._heard = now
+        reaction = self._enter(message.epoch, now)
+        match message:
+            case Welcome():
+                self._welcomed = True
+                self.refusal = None
+            case Pulse():
+                self.pulse = message
+                for request in message.unknown:
+                    reaction.extend(self._submit_again(request, now))
+            case Outputs():
+                for piece in message.prompts:
+                    reaction.extend(self._prompt_output(piece, now))
+                for item in message.items:
+                    reaction.extend(self._output(item, now))
+        return reaction
+
+    def _enter(self, epoch: int, now: float) -> Reaction:
+        if epoch == self.epoch:
+            return Reaction()
+        if self.epoch is not None:
+            self._left_epochs.add(self.epoch)
+            self._welcomed = False
+        self.epoch = epoch
+        self.pulse = None
+        return Reaction([self._hand_over(submission, now) for submission in self._open.values()])
+
+    def _hand_over(self, submission: OpenSubmission, now: float) -> Submit:
+        self.counters.resubmissions += submission.attempt > 0
+        return submission.handed_over(now)
+
+    def _submit_again(self, request: str, now: float) -> Reaction:
+        submission = self._open.get(request)
+        if submission is None or now - submission.submitted < RESUBMIT_SECONDS:
+            return Reaction()
+        return Reaction([self._hand_over(submission, now)])
+
+    def _rejected(self, message: Rejected) -> Reaction:
+        submission = self._open.get(message.request)
+        if submission is None or submission.attempt != message.attempt:
+            self.counters.void += 1
+            return Reaction()
+        del self._open[message.request]
+        return Reaction(news=[message])
+
+    def _give_up(self, now: float) -> list[News]:
+        late = [
+            request
+            for request, submission in self._open.items()
+            if now - max(self._heard, submission.opened) >= PATIENCE_SECONDS
+        ]
+        text = "No scheduler answers. Try again later."
+        return [
+            Rejected(request, self._open.pop(request).attempt, Reason.NO_WORKER, text)
+            for request in late
+        ]
+
+    def _current(self, item: Output | PromptOutput) -> OpenSubmission | None:
+        submission = self._open.get(item.request)
+        if submission is not None and submission.attempt == item.attempt:
+            return submission
+        self.counters.void += 1
+        return None
+
+    def _prompt_output(self, piece: PromptOutput, now: float) -> Reaction:
+        submission = self._current(piece)
+        if submission is None:
+            return Reaction()
+        known = submission.prompt_position - piece.position
+        if known < 0:
+            self.counters.gaps += 1
+            return Reaction()
+        count = _count(piece.logprobs)
+        if known >= count:
+            self.counters.repeats += 1
+            return Reaction()
+        submission.prompt_position = min(piece.position + count, submission.prompt_end)
+        rest = _slice_logprobs(piece.logprobs, known, submission.prompt_end - piece.position)
+        fresh = PromptOutput(piece.request, piece.attempt, piece.position + known, rest)
+        return Reaction(news=[fresh])
+
+    def _output(self, item: Output, now: float) -> Reaction:
+        submission = self._current(item)
+        if submission is None:
+            return Reaction([] if item.request in self._open else [_stray(item)])
+        choice = submission.choices.get(item.choice)
+        if choice is None or choice.finished:
+            return Reaction([] if item.finish else [_stray(item)])
+        known = len(choice.tokens) - item.position
+        if submission.prompt_position < submission.prompt_end:
+            self.counters.gaps += 1
+            return self._submit_again(item.request, now)
+        if known < 0:
+            self.counters.gaps += 1
+            return Reaction()
+        tokens = unpack_ints(item.tokens)
+        if tokens[:known] != choice.tokens[item.position : item.position + len(tokens)]:
+            self.counters.conflicts += 1
+            return Reaction([self._hand_over(submission, now)])
+        if known > len(tokens) or (known == len(tokens) and item.finish is None):
+            self.counters.repeats += 1
+            return Reaction()
+        return Reaction(news=[self._accept(submission, choice, item, tokens[known:], known)])
+
+    def _accept(
+        self,
+        submission: OpenSubmission,
+        choice: OpenChoice,
+        item: Output,
+        fresh: "array[int]",
+        known: int,
+    ) -> Output:
+        self.counters.repeats += known > 0
+        choice.tokens.extend(fresh)
+        choice.finished = item.finish is not None
+        if submission.finished:
+            del self._open[item.request]
+        if not known:
+            return item
+        logprobs = item.logprobs
+        return msgspec.structs.replace(
+            item,
+            position=item.position + known,
+            tokens=pack_ints(fresh),
+            logprobs=logprobs and _slice_logprobs(logprobs, known, known + len(fresh)),
+        )
+
+
+def _stray(item: Output) -> Abort:
+    return Abort(item.request, item.attempt, [item.choice])
+
+
+def _count(logprobs: Logprobs) -> int:
+    return len(logprobs.chosen) // 4
+
+
+def _slice_logprobs(logprobs: Logprobs, start: int, end: int) -> Logprobs:
+    count = _count(logprobs)
+    if start == 0 and end >= count:
+        return logprobs
+    width = len(logprobs.top) // max(count, 1)
+    return Logprobs(
+        logprobs.chosen[4 * start : 4 * end],
+        logprobs.top_ids[width * start : width * end],
+        logprobs.top[width * start : width * end],
+    )

@@ -1,0 +1,71 @@
+"""The model that a gateway serves: its small files, read once at start."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pagefleet.manifest import Manifest
+from pagefleet_gateway.chat_prompt import ChatPrompts
+from pagefleet_gateway.tokenizer import PromptError, Tokenizer
+from pagefleet_gateway.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A prepared model under the name that clients know."""
+
+    name: str
+    created: int
+    """Unix time of this gateway's start."""
+    manifest: Manifest
+    tokenizer: Tokenizer
+    chat_prompts: ChatPrompts | None
+    """None for a model without a chat template."""
+
+    @classmethod
+    def load(cls, folder: Path, name: str | None = None) -> Self:
+        """Read a prepared folder; its own name counts where none is given.
+
+        Raises:
+            ManifestError, VocabularyError, ChatTemplateError: the folder is not usable.
+        """
+        manifest = Manifest.load(folder)
+        tokenizer = Tokenizer.load(folder)
+        return cls(
+            name or manifest.name,
+            int(time.time()),
+            manifest,
+            tokenizer,
+            ChatPrompts.load(folder, tokenizer),
+        )
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What each token stands for."""
+        return self.tokenizer.vocabulary
+
+    def encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """The ids of each text.
+
+        Raises:
+            PromptError: one has no encoding, or must be too long.
+        """
+        for text in texts:
+            self.tokenizer.check(text)
+        encode = self.tokenizer.backend.encode_batch_fast
+        return [
+            encoding.ids for encoding in encode(list(texts), add_special_tokens=add_special_tokens)
+        ]
+
+    def encode_chat(self, conversation: Mapping[str, Any]) -> list[int]:
+        """The ids of a conversation, rendered by the model's own template.
+
+        Raises:
+            PromptError: the model has no template, or the text has no encoding.
+            ChatTemplateError: the template refuses the messages.
+        """
+        if self.chat_prompts is None:
+            raise PromptError("The model has no chat template; use /v1/completions.")
+        return self.chat_prompts.encode(conversation)

@@ -1,0 +1,110 @@
+"""Prompts of all forms as token ids. Tokenizing takes time: not for the event loop."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from pagefleet_gateway.errors import ApiError, bad_request
+from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody
+from pagefleet_gateway.template import ChatTemplateError
+from pagefleet_gateway.tokenizer import PromptError, PromptTooLongError
+
+MAX_PROMPTS: Final = 1024
+
+TEMPLATE_VARIABLES: Final = frozenset({"enable_thinking", "thinking"})
+"""Switches of chat templates that a request may set."""
+
+
+def completion_prompts(body: CompletionBody, model: ServedModel) -> list[list[int]]:
+    """The ids of each prompt in the body.
+
+    Raises:
+        ApiError: 400 that names `prompt`.
+    """
+    prompt = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    texts = [entry for entry in prompt if isinstance(entry, str)]
+    lists = [entry for entry in prompt if isinstance(entry, list)]
+    ids = [entry for entry in prompt if isinstance(entry, int)]
+    if len(prompt) not in (len(texts), len(lists), len(ids)):
+        raise bad_request("prompt mixes strings, token ids and lists of token ids.", "prompt")
+    if max(len(texts), len(lists)) > MAX_PROMPTS:
+        raise bad_request(f"prompt holds more than {MAX_PROMPTS} prompts.", "prompt")
+    if texts:
+        return encode(texts, "prompt", model, body.add_special_tokens is not False)
+    size = model.manifest.vocab_size
+    prompts = lists or [ids]
+    for token in (token for tokens in prompts for token in tokens):
+        if token >= size:
+            raise bad_request(f"prompt holds {token}, outside the vocabulary of {size}.", "prompt")
+    return prompts
+
+
+def echoed(body: CompletionBody, prompts: list[list[int]], model: ServedModel) -> list[str]:
+    """The text of each prompt: as it was sent, or as its ids read."""
+    if body.truncate_prompt_tokens is None:
+        prompt = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        texts = [entry for entry in prompt if isinstance(entry, str)]
+        if texts:
+            return texts
+    skip = body.skip_special_tokens is not False
+    return [model.tokenizer.decode(tokens, skip_special_tokens=skip) for tokens in prompts]
+
+
+def chat_prompt(body: ChatBody, model: ServedModel) -> list[int]:
+    """The ids of the conversation, rendered by the model's template.
+
+    Raises:
+        ApiError: 400 that names `messages` or `chat_template_kwargs`.
+    """
+    variables = body.chat_template_kwargs or {}
+    if refused := variables.keys() - TEMPLATE_VARIABLES:
+        raise bad_request(
+            f"chat_template_kwargs may set {' and '.join(sorted(TEMPLATE_VARIABLES))}, "
+            f"not {min(refused)!r}.",
+            "chat_template_kwargs",
+        )
+    messages = [
+        {"role": message.role, "content": message.text}
+        | ({} if message.name is None else {"name": message.name})
+        for message in body.messages
+    ]
+    conversation = {
+        **variables,
+        "messages": messages,
+        "add_generation_prompt": body.add_generation_prompt is not False,
+    }
+    try:
+        return model.encode_chat(conversation)
+    except (PromptError, ChatTemplateError) as error:
+        raise _refused(error, "messages") from error
+
+
+def encode(
+    texts: Sequence[str], field: str, model: ServedModel, add_special_tokens: bool
+) -> list[list[int]]:
+    """The ids of each text.
+
+    Raises:
+        ApiError: 400 that names `field`.
+    """
+    try:
+        return model.encode(texts, add_special_tokens)
+    except PromptError as error:
+        raise _refused(error, field) from error
+
+
+def truncated(body: GenerationBody, prompts: list[list[int]], room: int) -> list[list[int]]:
+    """Prompts cut as the body asks; where it says -1, to `room` tokens."""
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return prompts
+    if keep == -1:
+        keep = room
+    if body.truncation_side == "right":
+        return [tokens[:keep] for tokens in prompts]
+    return [tokens[max(len(tokens) - keep, 0) :] for tokens in prompts]
+
+
+def _refused(error: PromptError | ChatTemplateError, field: str) -> ApiError:
+    too_long = isinstance(error, PromptTooLongError)
+    return bad_request(str(error), field, "context_length_exceeded" if too_long else None)

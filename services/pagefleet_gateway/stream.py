@@ -1,0 +1,258 @@
+"""Answers as bytes: one JSON body, or the events of a stream (server-sent events, WHATWG HTML).
+
+A stream is `data: {json}` for each chunk, a comment while nothing happens, and `data: [DONE]`. All
+chunks that are due together are one string of bytes, so that they cost one send. The pieces of a
+choice, joined, are exactly the choice of the whole body.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from pagefleet_gateway.answer import Answer, Prompt
+from pagefleet_gateway.choice import Piece
+from pagefleet_gateway.errors import ApiError
+from pagefleet_gateway.logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptForm,
+    TokenEntry,
+    chat_form,
+    completion_form,
+    prompt_form,
+)
+from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.responses import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    Completion,
+    CompletionChoice,
+    Delta,
+    Usage,
+)
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+_encoder = msgspec.json.Encoder()
+
+
+def event(content: bytes) -> bytes:
+    """One event of a stream; the content is JSON, which has no line breaks."""
+    return b"data: " + content + b"\n\n"
+
+
+def failure(error: ApiError) -> bytes:
+    """The end of a stream that fails after its headers."""
+    return event(error.body) + DONE
+
+
+class Renderer:
+    """Writes one answer as JSON; `created` is Unix time."""
+
+    def __init__(self, answer: Answer, model: ServedModel, created: int) -> None:
+        self._answer = answer
+        self._generation = answer.generation
+        self._vocabulary = model.vocabulary
+        self._created = created
+        self._started: set[int] = set()
+
+    # --- a stream -------------------------------------------------------------------------------
+
+    def start(self) -> bytes:
+        """Events before the first news: in a chat, who speaks."""
+        if self._generation.kind == "completion":
+            return b""
+        chunks = [
+            ChatChunkChoice(index=index, delta=Delta("assistant", ""))
+            for index in self._answer.choices
+        ]
+        return b"".join(self._chat_event(chunk) for chunk in chunks)
+
+    def events(self, pieces: Mapping[int, Piece]) -> bytes:
+        """One event for each piece with anything in it, and the end if this was the last."""
+        events = [
+            self._completion_chunk(index, piece)
+            if self._generation.kind == "completion"
+            else self._chat_chunk(index, piece)
+            for index, piece in pieces.items()
+            if self._is_worth_an_event(index, piece)
+        ]
+        if self._answer.finished:
+            events.append(self._end())
+        return b"".join(events)
+
+    def _is_worth_an_event(self, index: int, piece: Piece) -> bool:
+        first = self._generation.echo is not None and index not in self._started
+        shows_tokens = bool(self._generation.body.return_token_ids and piece.tokens)
+        return bool(piece.text or piece.entries or piece.finish or first or shows_tokens)
+
+    def _completion_chunk(self, index: int, piece: Piece) -> bytes:
+        choice = self._completion_choice(index, index, piece, first=index not in self._started)
+        self._started.add(index)
+        return self._event(
+            Completion(
+                id=self._generation.id,
+                created=self._created,
+                model=self._generation.model,
+                choices=[choice],
+                usage=self._usage_so_far(),
+            )
+        )
+
+    def _chat_chunk(self, index: int, piece: Piece) -> bytes:
+        first = index not in self._started
+        self._started.add(index)
+        chunk = ChatChunkChoice(
+            index=index,
+            delta=Delta(content=piece.text or UNSET),
+            logprobs=self._chat_logprobs(piece.entries),
+            finish_reason=piece.finish,
+            stop_reason=piece.stop_reason,
+            token_ids=self._token_ids(piece.tokens),
+        )
+        return self._chat_event(chunk, self._answer.prompts[0] if first else None)
+
+    def _chat_event(self, choice: ChatChunkChoice, prompt: Prompt | None = None) -> bytes:
+        return self._event(
+            ChatChunk(
+                id=self._generation.id,
+                created=self._created,
+                model=self._generation.model,
+                choices=[choice],
+                usage=self._usage_so_far(),
+                prompt_token_ids=self._token_ids(prompt.tokens) if prompt else UNSET,
+                prompt_logprobs=self._prompt_logprobs(prompt) if prompt else UNSET,
+            )
+        )
+
+    def _end(self) -> bytes:
+        if not self._generation.include_usage:
+            return DONE
+        chunk = Completion if self._generation.kind == "completion" else ChatChunk
+        last = chunk(
+            id=self._generation.id,
+            created=self._created,
+            model=self._generation.model,
+            choices=[],
+            usage=self._answer.usage,
+        )
+        return self._event(last) + DONE
+
+    def _usage_so_far(self) -> Usage | UnsetType | None:
+        if self._generation.continuous_usage:
+            return self._answer.usage
+        return None if self._generation.include_usage else UNSET
+
+    def _event(self, chunk: Completion | ChatChunk) -> bytes:
+        return event(_encoder.encode(chunk))
+
+    # --- one body -------------------------------------------------------------------------------
+
+    def whole(self, pieces: Mapping[int, Piece]) -> bytes:
+        """The finished answer, given all pieces of each choice joined."""
+        shown = list(enumerate(self._ranked(pieces)))
+        if self._generation.kind == "completion":
+            choices = [
+                self._completion_choice(number, index, pieces[index], first=True)
+                for number, index in shown
+            ]
+            return _encoder.encode(
+                Completion(
+                    id=self._generation.id,
+                    created=self._created,
+                    model=self._generation.model,
+                    choices=choices,
+                    usage=self._answer.usage,
+                )
+            )
+        return _encoder.encode(
+            ChatCompletion(
+                id=self._generation.id,
+                created=self._created,
+                model=self._generation.model,
+                choices=[self._chat_choice(number, pieces[index]) for number, index in shown],
+                usage=self._answer.usage,
+                prompt_token_ids=self._token_ids(self._answer.prompts[0].tokens),
+                prompt_logprobs=self._prompt_logprobs(self._answer.prompts[0]),
+            )
+        )
+
+    def _ranked(self, pieces: Mapping[int, Piece]) -> list[int]:
+        """The choices to show: of each prompt the best `n`, by mean logprob, best first."""
+        n, best_of = self._generation.n, self._generation.best_of
+        if n == best_of:
+            return sorted(pieces)
+        candidates: dict[int, list[int]] = defaultdict(list)
+        for index in sorted(pieces):
+            candidates[index // best_of].append(index)
+        return [
+            index
+            for group in candidates.values()
+            for index in sorted(group, key=lambda index: -_mean_logprob(pieces[index]))[:n]
+        ]
+
+    def _chat_choice(self, number: int, piece: Piece) -> ChatChoice:
+        return ChatChoice(
+            index=number,
+            message=ChatAnswer(piece.text),
+            logprobs=self._chat_logprobs(piece.entries),
+            finish_reason=piece.finish,
+            stop_reason=piece.stop_reason,
+            token_ids=self._token_ids(piece.tokens),
+        )
+
+    # --- both -----------------------------------------------------------------------------------
+
+    def _completion_choice(
+        self, number: int, index: int, piece: Piece, first: bool
+    ) -> CompletionChoice:
+        prompt = self._answer.prompt_of(index)
+        text, entries = piece.text, piece.entries
+        if first and self._generation.echo is not None:
+            text = self._generation.echo[index // self._generation.best_of] + text
+            entries = self._echoed_entries(prompt) + entries
+        return CompletionChoice(
+            index=number,
+            text=text,
+            logprobs=self._completion_logprobs(entries),
+            finish_reason=piece.finish,
+            stop_reason=piece.stop_reason,
+            token_ids=self._token_ids(piece.tokens),
+            prompt_token_ids=self._token_ids(prompt.tokens) if first else UNSET,
+            prompt_logprobs=self._prompt_logprobs(prompt) if first else UNSET,
+        )
+
+    def _completion_logprobs(self, entries: list[TokenEntry]) -> CompletionLogprobs | None:
+        if self._generation.logprobs is None:
+            return None
+        return completion_form(entries, self._vocabulary)
+
+    def _chat_logprobs(self, entries: list[TokenEntry]) -> ChatLogprobs | None:
+        if self._generation.logprobs is None:
+            return None
+        return chat_form(entries, self._vocabulary)
+
+    def _echoed_entries(self, prompt: Prompt) -> list[TokenEntry]:
+        if self._generation.logprobs is None:
+            return []
+        return prompt.entries or [TokenEntry(prompt.tokens[0], 0)]
+
+    def _prompt_logprobs(self, prompt: Prompt) -> PromptForm | UnsetType:
+        if self._generation.body.prompt_logprobs is None:
+            return UNSET
+        entries = prompt.entries or [TokenEntry(prompt.tokens[0], 0)]
+        return prompt_form(entries, self._vocabulary)
+
+    def _token_ids(self, tokens: list[int]) -> list[int] | UnsetType:
+        return tokens if self._generation.body.return_token_ids else UNSET
+
+
+def _mean_logprob(piece: Piece) -> float:
+    logprobs = [entry.logprob for entry in piece.entries if entry.logprob is not None]
+    return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
