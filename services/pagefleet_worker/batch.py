@@ -1,0 +1,80 @@
+"""From a step's rows to the tensors of a forward pass.
+
+Whatever is per token is done by numpy over the whole step; Python loops over rows only. A block
+table is short beside the context it stands for, so tables are gathered anew every step.
+
+On a CPU in float32, a row of a matrix product has the same bits in every batch whose number of rows
+is a multiple of 4, and other bits in the remainder of another. So batches are padded to that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pagefleet_worker.slots import Row
+
+ROW_MULTIPLE = 4
+"""Matrix products get a multiple of so many rows."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step's rows on the device; the alphabet is that of `pagefleet_kernels`.
+
+    ids, positions: int64 [P], the tokens, padded; P is T rounded up to `ROW_MULTIPLE`.
+    slots: int64 [T], where each token's keys and values go: physical block * S + slot within.
+    tables: int32 [R, M]; what a table lacks to the longest is 0.
+    starts: int32 [R], the position of each row's first token.
+    offsets: int32 [R + 1], where each row's tokens begin and end.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    tables: Tensor
+    starts: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], block_size: int, device: torch.device) -> "Batch":
+        """Lay out `rows`, of which there is at least one."""
+        counts = np.array([len(row.tokens) for row in rows])
+        starts = np.array([row.start for row in rows])
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        total = int(offsets[-1])
+        owners = np.repeat(np.arange(len(rows)), counts)
+        positions = np.arange(total) + (starts - offsets[:-1])[owners]
+        tables = _tables(rows, block_size)
+        slots = tables[owners, positions // block_size].astype(np.int64) * block_size
+        slots += positions % block_size
+
+        def on_device(values: NDArray[np.integer], dtype: type) -> Tensor:
+            return torch.from_numpy(values.astype(dtype)).to(device, non_blocking=True)
+
+        return cls(
+            ids=pad_rows(on_device(np.concatenate([row.tokens for row in rows]), np.int64)),
+            positions=pad_rows(on_device(positions, np.int64)),
+            slots=on_device(slots, np.int64),
+            tables=on_device(tables, np.int32),
+            starts=on_device(starts, np.int32),
+            offsets=on_device(offsets, np.int32),
+        )
+
+
+def pad_rows(values: Tensor) -> Tensor:
+    """Append zeros to the vector `values` until its length is a multiple of `ROW_MULTIPLE`."""
+    return F.pad(values, (0, -len(values) % ROW_MULTIPLE))
+
+
+def _tables(rows: Sequence[Row], block_size: int) -> NDArray[np.int32]:
+    """The part of each row's block table that this step reads or writes."""
+    lengths = [-(-row.end // block_size) for row in rows]
+    tables = np.zeros((len(rows), max(lengths)), np.int32)
+    for table, row, length in zip(tables, rows, lengths, strict=True):
+        table[:length] = row.slot.table[:length]
+    return tables

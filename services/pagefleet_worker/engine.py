@@ -1,0 +1,233 @@
+"""The torch engine: a plan becomes tensors, a forward pass, tokens, a result.
+
+    Slots.apply(plan) -> copies -> Batch -> Decoder.hidden -> logits -> sample -> Result
+
+Only positions that are sampled get logits. Where a request asks for logprobs of its prompt, the
+prompt's positions get them too, `_PROMPT_PIECE` at a time, because all of them at once could be
+larger than the model.
+
+A step is launched and settled. On a CPU it is settled at once: what it sampled stands in its slots
+before the next plan comes. On a GPU that would make Python wait for the device, so sampled tokens
+stay there, in `_sampled`, until the result is taken; a row whose input is one of them gets it on
+the device. Only a request that penalizes what it said before makes the launch wait.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from pagefleet.wire import SAMPLED, Plan, PromptLogprobs, Result, RowError, pack_ints
+from pagefleet_kernels.dispatch import Kernels
+from pagefleet_worker.batch import Batch
+from pagefleet_worker.decoder import Decoder
+from pagefleet_worker.interface import EngineFacts
+from pagefleet_worker.logprobs import DrawLogprobs, Ranked, rank
+from pagefleet_worker.sampler import NO_TOKEN, sample
+from pagefleet_worker.shaping import Draw
+from pagefleet_worker.slots import Row, Slots, Step
+
+_PROMPT_PIECE = 64
+"""Prompt positions whose logits are held at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What a step draws: where its logits are taken, and every draw from them.
+
+    positions: rows of the batch's hidden states, one for each row of the logits.
+    owners: for each draw the index of its row.
+    """
+
+    positions: list[int]
+    draws: list[Draw]
+    owners: list[int]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Self:
+        """All samples that `rows` order: by row, then by position, then by choice."""
+        samples = cls([], [], [])
+        for index, (row, batch_end) in enumerate(zip(rows, _batch_ends(rows), strict=True)):
+            for back in range(row.logits - 1, -1, -1):
+                samples._add(index, row, row.end - back)
+                samples.positions.append(batch_end - 1 - back)
+        return samples
+
+    def _add(self, index: int, row: Row, place: int) -> None:
+        """Draw the token that will stand at `place`, for every choice."""
+        slot = row.slot
+        history = slot.tokens if place >= len(slot.tokens) else slot.tokens[:place]
+        for choice in slot.choices:
+            output = place - slot.prompt_length
+            self.draws.append(
+                Draw(len(self.positions), slot.params, history, slot.prompt_length, choice, output)
+            )
+            self.owners.append(index)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRanked:
+    """`wire.PromptLogprobs` before it is read from the device."""
+
+    row: int
+    position: int
+    ranked: Ranked
+
+
+@dataclass(slots=True)
+class Pending:
+    """A step that is launched: `Launched` of the interface."""
+
+    step: Step
+    slots: Slots
+    owners: list[int]
+    tokens: Tensor
+    """int64, one for each draw, on the device."""
+    logprobs: DrawLogprobs
+    prompts: list[PromptRanked]
+    started: float
+    _settled: list[int] | None = field(default=None)
+
+    def settle(self) -> list[int]:
+        """Wait for the sampled tokens, write them into their slots once, and give them."""
+        if self._settled is None:
+            self._settled = self.tokens.tolist()
+            last = dict(zip(self.owners, self._settled, strict=True))
+            for index in last.keys() - self._failed():
+                self.slots.record(self.step.rows[index], [last[index]])
+        return self._settled
+
+    def result(self) -> Result:
+        """Wait for the step and tell what it gave."""
+        tokens = self.settle()
+        return Result(
+            epoch=self.step.epoch,
+            step=self.step.number,
+            tokens=pack_ints(tokens),
+            logprobs=self.logprobs.to_wire(),
+            prompts=[
+                PromptLogprobs(prompt.row, prompt.position, prompt.ranked.to_wire())
+                for prompt in self.prompts
+            ],
+            errors=[
+                RowError(index, "the model's logits are not finite, or no token is allowed")
+                for index in sorted(self._failed())
+            ],
+            micros=round((time.perf_counter() - self.started) * 1e6),
+        )
+
+    def _failed(self) -> set[int]:
+        tokens = self._settled or []
+        return {
+            index for index, token in zip(self.owners, tokens, strict=True) if token == NO_TOKEN
+        }
+
+
+class TorchEngine:
+    """Runs a decoder on one device; see `interface.Engine`."""
+
+    def __init__(
+        self,
+        facts: EngineFacts,
+        decoder: Decoder,
+        kernels: Kernels,
+        pool: Tensor,
+        *,
+        settle_at_once: bool,
+    ) -> None:
+        self.facts = facts
+        self._decoder = decoder
+        self._kernels = kernels
+        self._pool = pool
+        self._settle_at_once = settle_at_once
+        self._slots = Slots(facts.slots, facts.blocks, facts.block_size, facts.max_model_len)
+        self._sampled = torch.zeros(facts.slots, dtype=torch.int64, device=pool.device)
+        self._last: Pending | None = None
+
+    def reset(self) -> None:
+        """Begin an epoch: forget every slot and block."""
+        self._slots.clear()
+        self._last = None
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> Pending:
+        """Order a step.
+
+        Raises:
+            PlanError: the plan contradicts the epoch's history.
+        """
+        started = time.perf_counter()
+        step = self._slots.apply(plan)
+        if step.copies:
+            pairs = torch.tensor(step.copies, device=self._pool.device)
+            self._kernels.copy_blocks(self._pool, pairs)
+        if self._last is not None and _needs_history(step.rows):
+            self._last.settle()
+        samples = Samples.of(step.rows)
+        tokens, logprobs, prompts = self._compute(step.rows, samples)
+        pending = Pending(step, self._slots, samples.owners, tokens, logprobs, prompts, started)
+        if self._settle_at_once:
+            pending.settle()
+        self._last = pending
+        return pending
+
+    def _compute(
+        self, rows: Sequence[Row], samples: Samples
+    ) -> tuple[Tensor, DrawLogprobs, list[PromptRanked]]:
+        if not rows:
+            return torch.empty(0, dtype=torch.int64), DrawLogprobs([]), []
+        device = self._pool.device
+        batch = Batch.of(rows, self.facts.block_size, device)
+        self._fill_in(rows, batch)
+        hidden = self._decoder.hidden(batch, self._pool)
+        prompts = self._prompt_logprobs(rows, hidden)
+        if not samples.draws:
+            return torch.empty(0, dtype=torch.int64), DrawLogprobs([]), prompts
+        positions = torch.tensor(samples.positions, device=device)
+        logits = self._decoder.logits(hidden, positions)
+        tokens = sample(logits, samples.draws)
+        self._keep(rows, samples.owners, tokens)
+        return tokens, DrawLogprobs.of(logits, samples.draws, tokens), prompts
+
+    def _fill_in(self, rows: Sequence[Row], batch: Batch) -> None:
+        """Put the tokens that are known on the device alone into the batch."""
+        waiting = [index for index, row in enumerate(rows) if row.tokens[-1] == SAMPLED]
+        if waiting:
+            numbers = [rows[index].number for index in waiting]
+            ends = batch.offsets[1:][waiting].long()
+            batch.ids[ends - 1] = self._sampled[numbers].clamp(min=0)
+
+    def _keep(self, rows: Sequence[Row], owners: list[int], tokens: Tensor) -> None:
+        """Remember the last sample of each row for rows of the next step."""
+        last = {rows[owner].number: index for index, owner in enumerate(owners)}
+        self._sampled[list(last)] = tokens[list(last.values())]
+
+    def _prompt_logprobs(self, rows: Sequence[Row], hidden: Tensor) -> list[PromptRanked]:
+        """Logprobs of the prompt tokens that follow the inputs of the rows that ask for them."""
+        found = []
+        for index, (row, batch_end) in enumerate(zip(rows, _batch_ends(rows), strict=True)):
+            slot, count = row.slot, row.slot.params.prompt_logprobs
+            if count is None:
+                continue
+            end = min(row.end, slot.prompt_length - 1)
+            for start in range(row.start, end, _PROMPT_PIECE):
+                following = slot.tokens[start + 1 : min(start + _PROMPT_PIECE, end) + 1]
+                first = batch_end - row.end + start
+                inputs = torch.arange(first, first + len(following), device=hidden.device)
+                tokens = torch.tensor(following, device=hidden.device, dtype=torch.int64)
+                ranked = rank(self._decoder.logits(hidden, inputs), tokens, count)
+                found.append(PromptRanked(index, start + 1, ranked))
+        return found
+
+
+def _batch_ends(rows: Sequence[Row]) -> Iterator[int]:
+    """Where in the batch each row's tokens end."""
+    return accumulate(len(row.tokens) for row in rows)
+
+
+def _needs_history(rows: Sequence[Row]) -> bool:
+    return any(row.logits and row.slot.params.reshapes_by_history for row in rows)

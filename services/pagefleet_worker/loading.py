@@ -1,0 +1,106 @@
+"""From a prepared model and a worker's settings to a torch engine that is ready to serve."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from pagefleet.manifest import Manifest
+from pagefleet.settings import WorkerSettings
+from pagefleet_kernels.dispatch import Kernels, select
+from pagefleet_worker.config import DecoderConfig, load_config
+from pagefleet_worker.decoder import Decoder
+from pagefleet_worker.engine import TorchEngine
+from pagefleet_worker.interface import EngineFacts
+from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.pools import choose_size, make_pool
+from pagefleet_worker.weights import load_weights
+
+_log = logging.getLogger(__name__)
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def load_engine(
+    folder: Path, settings: WorkerSettings, progress: Callable[[], None]
+) -> TorchEngine:
+    """Load the prepared model in `folder` and make everything that its steps need.
+
+    `progress` is called at every layer of every step, and while the weights are read.
+
+    Raises:
+        ModelError: the model cannot be served as it is, or not with these settings.
+        pagefleet.manifest.ManifestError: the folder is no prepared model.
+    """
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    manifest, config = Manifest.load(folder), load_config(folder)
+    device = _choose_device(settings.device)
+    dtype = _choose_dtype(settings.dtype, config, device)
+    length = _choose_length(settings.max_model_len, manifest.max_model_len)
+    kernels = select(device)
+
+    def advance(loaded: int, total: int) -> None:
+        progress()
+        if loaded * 4 // total > (loaded - 1) * 4 // total:
+            _log.info("%s: %d %% of the weights are loaded", manifest.name, 100 * loaded // total)
+
+    weights = load_weights(manifest.weights, config, dtype, device, advance)
+    decoder = Decoder(config, weights, kernels, length, progress)
+    size = choose_size(config, settings, dtype, device, lambda: None)
+    _log.info("%s", size)
+    pool = make_pool(config, size.blocks, settings.block_size, dtype, device)
+    facts = EngineFacts(
+        fingerprint=manifest.fingerprint,
+        numerics=_numerics_class(kernels, dtype, device, settings.block_size),
+        block_size=settings.block_size,
+        blocks=size.blocks,
+        slots=settings.max_num_seqs,
+        max_model_len=min(length, size.blocks * settings.block_size),
+        max_batched_tokens=settings.max_num_batched_tokens,
+        vocab_size=config.vocab_size,
+    )
+    return TorchEngine(facts, decoder, kernels, pool, settle_at_once=device.type == "cpu")
+
+
+def _choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError("There is no CUDA device that torch can use; try --device cpu.")
+    return device
+
+
+def _choose_dtype(name: str, config: DecoderConfig, device: torch.device) -> torch.dtype:
+    """What the settings say, else what the weights were saved in; a CPU has no fast float16."""
+    if name != "auto":
+        return _DTYPES[name]
+    saved = _DTYPES.get(config.dtype or "float32", torch.float32)
+    return torch.float32 if saved == torch.float16 and device.type == "cpu" else saved
+
+
+def _choose_length(wanted: int | None, possible: int) -> int:
+    if wanted is not None and wanted > possible:
+        raise ModelError(
+            f"The model knows {possible} positions; --max-model-len {wanted} is more. "
+            "Lower it, or leave it out."
+        )
+    return wanted or possible
+
+
+def _numerics_class(
+    kernels: Kernels, dtype: torch.dtype, device: torch.device, block_size: int
+) -> str:
+    """What decides every bit of a stream beside the model (the number of threads does not)."""
+    if device.type == "cpu":
+        unit = torch.backends.cpu.get_cpu_capability()
+    else:
+        unit = torch.cuda.get_device_name(device)
+    name = str(dtype).removeprefix("torch.")
+    return f"{kernels.name} torch-{torch.__version__} {unit} {name} block-{block_size}"

@@ -1,0 +1,40 @@
+"""Fixtures that several folders of tests share."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder, in Hugging Face's layout, of a variant of `tests.models`; each is made once."""
+    from tests.models import make_model
+
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = make_model(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def prepared_model(
+    tmp_path_factory: pytest.TempPathFactory, small_model: Callable[[str], Path]
+) -> Callable[[str], Path]:
+    """The prepared folder of a variant of `tests.models`."""
+    from pagefleet_worker.prepare import prepare
+
+    cache = tmp_path_factory.mktemp("cache")
+    return lambda name: prepare(str(small_model(name)), cache)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The prepared folder of SmolLM2-135M-Instruct, in the user's cache."""
+    from pagefleet_worker.prepare import DEFAULT_MODEL, default_cache, prepare
+
+    return prepare(DEFAULT_MODEL, default_cache())

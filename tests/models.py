@@ -1,0 +1,128 @@
+"""Small models with random weights, one for every architecture and rope variant that is served."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB_SIZE = 272
+EOS = 257
+
+_SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 256,
+    "eos_token_id": EOS,
+    "pad_token_id": None,
+}
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A config class of transformers and what is changed in it."""
+
+    config: type
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+VARIANTS = {
+    "llama": Variant(LlamaConfig),
+    "llama-biases": Variant(LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
+    "llama-tied": Variant(LlamaConfig, {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "llama-linear": Variant(
+        LlamaConfig, {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}
+    ),
+    "llama-llama3": Variant(
+        LlamaConfig,
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "llama-yarn": Variant(
+        LlamaConfig,
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            }
+        },
+    ),
+    "mistral": Variant(MistralConfig, {"sliding_window": 24, "head_dim": 32}),
+    "qwen2": Variant(Qwen2Config),
+    "qwen2-window": Variant(
+        Qwen2Config, {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+    ),
+    "qwen3": Variant(Qwen3Config, {"head_dim": 32}),
+}
+
+
+def make_model(name: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """Save the variant `name` with random weights in Hugging Face's layout."""
+    variant = VARIANTS[name]
+    config = variant.config(**(_SIZES | variant.changes | changes))
+    model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for path, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if path.endswith("norm.weight"):
+                weight.copy_(1 + 0.2 * noise)
+            elif weight.dim() == 1:
+                weight.copy_(0.2 * noise)
+            else:
+                weight.copy_(noise * (1.5 / weight.shape[1] ** 0.5))
+    model.save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+    return folder
+
+
+def use_old_rope_keys(folder: Path) -> None:
+    """Spell the rope parameters as configs from before transformers 5 do."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    parameters = config.pop("rope_parameters")
+    config["rope_theta"] = parameters.pop("rope_theta")
+    if parameters["rope_type"] != "default":
+        config["rope_scaling"] = {"type": parameters.pop("rope_type"), **parameters}
+    path.write_text(json.dumps(config))
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each byte, and two special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: index for index, letter in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.chat_template = _CHAT_TEMPLATE
+    return fast
