@@ -1,0 +1,1 @@
+"""The scheduler: decides what every worker computes next, and where every block is."""

@@ -1,0 +1,219 @@
+"""The pool of one worker's KV blocks: who holds which, and what those that nobody holds contain.
+
+A block is in exactly one state:
+
+    blank     free, its content is of no use                 taken first
+    cached    free, but indexed: a later prompt may hit it   taken next, least recently used first
+    held      referenced by one or more block tables         never taken
+
+and, for as long as the plan during which it became free is in the making, `settling`: plans may
+order copies that read it, so it is handed out again only after `settle`.
+
+A full block is indexed under its `BlockKey` once its content is certain. The key's digest chains:
+SHA-256 over tagged fields of the digest before it and the block's own tokens, beginning with the
+tenant's salt, so that equal digests mean equal histories, on whichever worker. A digest is a
+promise, not a proof: a hit also compares the tokens and that the block before it is the very one
+that the entry was chained to. A sequence releases its blocks tail first; so a cached block never
+goes before those that continue it (PagedAttention, Kwon et al., SOSP 2023, section 4.3).
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from pagefleet.wire import Ints
+
+
+class BlockKey(NamedTuple):
+    """What a full block contains, and after what."""
+
+    digest: bytes
+    tokens: Ints
+
+
+def chain(before: bytes, tokens: Ints) -> bytes:
+    """The digest of a full block that follows one with the digest `before`."""
+    return hashlib.sha256(b"pagefleet block\0%d\0" % len(before) + before + tokens).digest()
+
+
+def root(salt: bytes) -> bytes:
+    """The digest that a tenant's first blocks follow."""
+    return hashlib.sha256(b"pagefleet salt\0%d\0" % len(salt) + salt).digest()
+
+
+History: TypeAlias = int | bytes
+"""What a block continues: the identity of an index entry, or at first its tenant's root digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What an indexed block is known to hold."""
+
+    key: BlockKey
+    identity: int
+    """Unique for as long as the pool lives."""
+    before: History
+
+
+class BlockPool:
+    """Reference counts, free blocks and the prefix index of one worker's pool."""
+
+    def __init__(
+        self,
+        blocks: int,
+        block_size: int,
+        *,
+        caching: bool = True,
+        digest: Callable[[bytes, Ints], bytes] = chain,
+    ) -> None:
+        self.blocks = blocks
+        self.block_size = block_size
+        self.caching = caching
+        self.digest = digest
+        self._references = [0] * blocks
+        self._blank = list(range(blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._settling: list[int] = []
+        self._entries: dict[int, _Entry] = {}
+        self._index: dict[bytes, int] = {}
+        self._identities = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<BlockPool {self.held} held, {len(self._cached)} cached, {len(self._blank)} blank, "
+            f"{len(self._settling)} settling of {self.blocks}>"
+        )
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can hand out now."""
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def settling(self) -> int:
+        """Blocks that become available with the next `settle`."""
+        return len(self._settling)
+
+    @property
+    def cached(self) -> int:
+        """Blocks that are free but kept for their content."""
+        return len(self._cached)
+
+    @property
+    def held(self) -> int:
+        """Blocks that some table refers to."""
+        return self.blocks - self.available - self.settling
+
+    def shared(self, block: int) -> bool:
+        """Whether more than one table refers to `block`: it must be copied before a write."""
+        return self._references[block] > 1
+
+    def allocate(self) -> int:
+        """Take a block for one table.
+
+        Raises:
+            IndexError: none is available; the caller looks before it takes.
+        """
+        if self._blank:
+            block = self._blank.pop()
+        elif self._cached:
+            block, _ = self._cached.popitem(last=False)
+            self._forget(block)
+        else:
+            raise IndexError("the pool has no block available")
+        self._references[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """Count one more table that refers to `block`; a cached block is held again."""
+        if self._references[block] == 0:
+            if block in self._cached:
+                del self._cached[block]
+            else:
+                self._settling.remove(block)
+        self._references[block] += 1
+
+    def release(self, table: Sequence[int]) -> None:
+        """Count one table less for each of its blocks; its tail becomes the first to be taken."""
+        for block in reversed(table):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._settling.append(block)
+
+    def settle(self) -> None:
+        """Make available what became free: between two plans nothing refers to it any more."""
+        for block in self._settling:
+            if block in self._entries:
+                self._cached[block] = None
+            else:
+                self._blank.append(block)
+        self._settling.clear()
+
+    def match(self, salt: bytes, keys: Iterable[BlockKey]) -> tuple[list[int], History]:
+        """The blocks that hold the longest known beginning of a sequence of full blocks.
+
+        Also what a block that continues them is chained to (`index`).
+        """
+        hits: list[int] = []
+        before: History = root(salt)
+        for key in keys:
+            block = self._index.get(key.digest)
+            if block is None:
+                break
+            entry = self._entries[block]
+            if entry.key != key or entry.before != before:
+                break
+            hits.append(block)
+            before = entry.identity
+        return hits, before
+
+    def idle(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks` count as available now, and would not once they are shared."""
+        return sum(block in self._cached for block in blocks)
+
+    def index(self, block: int, key: BlockKey, before: History) -> History:
+        """Make a full block known by its content, which continues `before`.
+
+        Content that is known under another block stays with that block. Returns what the next
+        block of the same sequence continues.
+        """
+        if not self.caching:
+            return before
+        known = self._index.get(key.digest)
+        if known is not None:
+            entry = self._entries[known]
+            if entry.key == key and entry.before == before:
+                return entry.identity
+            self._disown(known)
+        self._identities += 1
+        self._entries[block] = _Entry(key, self._identities, before)
+        self._index[key.digest] = block
+        return self._identities
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Assert the invariants, given all tables that refer to the pool."""
+        counted = [0] * self.blocks
+        for table in tables:
+            for block in table:
+                counted[block] += 1
+        assert counted == self._references, "a reference count is not the number of tables"
+        free = [*self._blank, *self._cached, *self._settling]
+        assert sorted(free) == [b for b in range(self.blocks) if not counted[b]]
+        assert len(self._entries) == len(self._index)
+        for block, entry in self._entries.items():
+            assert self._index[entry.key.digest] == block
+        assert all(block in self._entries for block in self._cached)
+        assert not any(block in self._entries for block in self._blank)
+
+    def _forget(self, block: int) -> None:
+        entry = self._entries.pop(block)
+        del self._index[entry.key.digest]
+
+    def _disown(self, block: int) -> None:
+        """Another history claims a block's digest: the block keeps no content that can be hit."""
+        self._forget(block)
+        if block in self._cached:
+            del self._cached[block]
+            self._blank.append(block)

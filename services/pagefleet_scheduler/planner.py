@@ -1,0 +1,424 @@
+"""One worker's next plan: who gets tokens, who gets blocks, who has to give them back.
+
+`plan` goes through the running sequences, oldest first, and gives each a row of as many of its
+pending positions as the step's budget allows; sequences that need one token keep theirs even
+beside a long prefill (chunked prefill, Agrawal et al., "Sarathi-Serve", OSDI 2024, section 4). A
+sequence that needs a block when there is none takes it from the latest running one, which loses
+all its blocks and is computed again later (preemption by recomputation, PagedAttention, section
+4.5). A block that two tables share is copied before one of them writes to it (section 4.4).
+
+Up to two steps may be under way (`flights`): a row of the second may take as its input the token
+that the first is still to sample. What a step freed is handed out again from the next plan on.
+
+Rules that keep this right, whatever is aborted, preempted or late in between:
+
+1. The worker is told of a slot with the first row of its run, of table entries with the next row.
+2. Results are matched with the rows kept in `flights`. A row whose sequence has begun another run
+   still gives its token, but says nothing of blocks.
+3. A slot that takes part in a fork which no plan has ordered yet is released after that plan.
+"""
+
+from array import array
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import chain
+
+from pagefleet.wire import (
+    SAMPLED,
+    Logprobs,
+    Open,
+    Plan,
+    PromptLogprobs,
+    Result,
+    WorkerHello,
+    pack_ints,
+    unpack_ints,
+)
+from pagefleet_scheduler.blocks import BlockPool, History
+from pagefleet_scheduler.sequence import Sequence
+
+
+class ResultError(Exception):
+    """A result that does not fit the plan it answers: the worker cannot be believed any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """What is remembered of a row until its result is there."""
+
+    sequence: Sequence
+    run: int
+    end: int
+    samples: int
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that is under way."""
+
+    plan: Plan
+    rows: list[PlannedRow]
+    sent: float = 0.0
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step gave one sequence."""
+
+    sequence: Sequence
+    tokens: "array[int]"
+    """One a choice."""
+    logprobs: list[Logprobs | None]
+
+
+@dataclass(slots=True)
+class Accepted:
+    """What a step gave."""
+
+    sampled: list[Sampled] = field(default_factory=list)
+    prompts: list[tuple[Sequence, PromptLogprobs]] = field(default_factory=list)
+    failed: list[tuple[Sequence, str]] = field(default_factory=list)
+    completed: list[Sequence] = field(default_factory=list)
+    """Sequences whose prompt is computed and that asked for nothing more."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making."""
+
+    rows: "array[int]" = field(default_factory=lambda: array("i"))
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
+    opens: list[Open] = field(default_factory=list)
+    tables: list[int] = field(default_factory=list)
+    copies: list[int] = field(default_factory=list)
+    full_tables: "array[int]" = field(default_factory=lambda: array("i"))
+    planned: list[PlannedRow] = field(default_factory=list)
+
+
+class Planner:
+    """The running sequences of one worker, its slots and its blocks."""
+
+    def __init__(
+        self,
+        worker: WorkerHello,
+        epoch: int,
+        *,
+        lookahead: bool = True,
+        caching: bool = True,
+        check: bool = False,
+    ) -> None:
+        self.worker = worker
+        self.epoch = epoch
+        self.depth = 2 if lookahead else 1
+        self.checking = check
+        self.pool = BlockPool(worker.blocks, worker.block_size, caching=caching)
+        self.running: list[Sequence] = []
+        self.flights: deque[Flight] = deque()
+        self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._step = 0
+        self._watermark = max(1, worker.blocks // 100)
+        self._free_slots = list(range(worker.slots - 1, -1, -1))
+        self._released: list[int] = []
+        self._forks: list[tuple[int, int, int]] = []
+        self._closing: dict[int, bool] = {}
+        """Slots that end once the forks are ordered, and whether the worker knows of them."""
+
+    def __repr__(self) -> str:
+        return f"<Planner {len(self.running)} running, step {self._step}, {self.pool!r}>"
+
+    # --- who runs here --------------------------------------------------------------------------
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether the sequence could ever run here to its end, alone."""
+        prompt, more = len(sequence.request.prompt), sequence.request.params.max_tokens
+        return (
+            prompt + more <= self.worker.max_model_len
+            and self._blocks_for(max(prompt + more - 1, prompt)) <= self.worker.blocks
+        )
+
+    def can_admit(self, sequence: Sequence) -> bool:
+        """Whether there are a slot and blocks for all that the sequence has, with some to spare."""
+        if not self._free_slots or not self.fits(sequence):
+            return False
+        hits, _ = self._match(sequence)
+        wanted = self._blocks_for(len(sequence.tokens)) - len(hits) + self.pool.idle(hits)
+        spare = self._watermark if self.running else 0
+        return wanted + spare <= self.pool.available
+
+    def hits(self, sequence: Sequence) -> int:
+        """How many of its positions the prefix cache holds."""
+        return len(self._match(sequence)[0]) * self.pool.block_size
+
+    def admit(self, sequence: Sequence) -> None:
+        """Let a sequence run that `can_admit` took: give it a slot and blocks."""
+        hits, history = self._match(sequence)
+        for block in hits:
+            self.pool.share(block)
+        count = self._blocks_for(len(sequence.tokens)) - len(hits)
+        sequence.append_blocks(hits + [self.pool.allocate() for _ in range(count)])
+        sequence.indexed = len(hits)
+        sequence.history = history
+        sequence.ordered = sequence.computed = len(hits) * self.pool.block_size
+        sequence.slot = self._free_slots.pop()
+        self.prefix_queries += len(sequence.tokens)
+        self.prefix_hits += sequence.computed
+        if sequence.run == 0:
+            sequence.cached = min(sequence.computed, len(sequence.request.prompt))
+        insort(self.running, sequence, key=lambda running: running.order)
+
+    def fork(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Let the choices of one sequence, which is the first and runs here, run apart.
+
+        They share its blocks. Returns those for which there is no slot: they wait.
+        """
+        parent, *others = sequences
+        assert parent.slot is not None
+        waiting: list[Sequence] = []
+        for other in others:
+            if not self._free_slots:
+                other.forget_run()
+                waiting.append(other)
+                continue
+            for block in other.table:
+                self.pool.share(block)
+            other.slot = self._free_slots.pop()
+            self._forks.append((other.slot, parent.slot, other.choices[0]))
+            insort(self.running, other, key=lambda running: running.order)
+        self._forks.append((parent.slot, parent.slot, parent.choices[0]))
+        return waiting
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take back everything from a sequence that has ended, or is to wait."""
+        assert sequence.slot is not None
+        self.running.remove(sequence)
+        self.pool.release(sequence.table)
+        self._close(sequence.slot, sequence.opened)
+        sequence.forget_run()
+
+    def _close(self, slot: int, opened: bool) -> None:
+        """Free a slot, at once or, while a fork that is still to be ordered copies it, later."""
+        unknown = not opened or any(fork[0] == slot != fork[1] for fork in self._forks)
+        self._forks = [fork for fork in self._forks if fork[0] != slot]
+        self._closing[slot] = not unknown
+        sources = {source for _, source, _ in self._forks}
+        for slot in [slot for slot in self._closing if slot not in sources]:
+            self._free_slots.append(slot)
+            if self._closing.pop(slot):
+                self._released.append(slot)
+
+    # --- the next step --------------------------------------------------------------------------
+
+    def plan(self, preempted: list[Sequence]) -> Plan | None:
+        """The next step, or None if nothing can be computed or enough is under way.
+
+        Sequences that lost their blocks for it are appended to `preempted`.
+        """
+        if len(self.flights) >= self.depth:
+            return None
+        self.pool.settle()
+        draft = self._draft(preempted)
+        if not draft.planned and self.pool.settling:
+            self.pool.settle()
+            draft = self._draft(preempted)
+        if not draft.planned:
+            return None
+        plan = Plan(
+            epoch=self.epoch,
+            step=self._step,
+            rows=pack_ints(draft.rows),
+            tokens=pack_ints(draft.tokens),
+            release=pack_ints(self._released),
+            opens=draft.opens,
+            forks=pack_ints(chain.from_iterable(self._forks)),
+            tables=pack_ints(draft.tables),
+            copies=pack_ints(draft.copies),
+            full_tables=pack_ints(draft.full_tables),
+        )
+        self._step += 1
+        self._forks.clear()
+        self._released = [slot for slot, known in self._closing.items() if known]
+        self._free_slots.extend(self._closing)
+        self._closing.clear()
+        self.flights.append(Flight(plan, draft.planned))
+        return plan
+
+    def _draft(self, preempted: list[Sequence]) -> _Draft:
+        draft = _Draft()
+        budget = self.worker.max_batched_tokens
+        single = sum(sequence.pending == 1 for sequence in self.running)
+        for sequence in tuple(self.running):
+            pending = sequence.pending
+            if sequence.slot is None or pending == 0:
+                continue
+            single -= pending == 1
+            count = min(pending, max(budget - single, 1), budget)
+            if count == 0:
+                break
+            if self._make_writable(sequence, count, draft, preempted):
+                self._add_row(sequence, count, draft)
+                budget -= count
+        return draft
+
+    def _make_writable(
+        self, sequence: Sequence, count: int, draft: _Draft, preempted: list[Sequence]
+    ) -> bool:
+        """See that the next positions have blocks that are the sequence's own.
+
+        Later sequences have no row in this plan yet, so that theirs can be taken. If what they
+        give back is settling still, or all are older, the sequence waits for another plan.
+        """
+        first = sequence.ordered // self.pool.block_size
+        missing = self._blocks_for(sequence.ordered + count) - len(sequence.table)
+        copied = first < len(sequence.table) and self.pool.shared(sequence.table[first])
+        if missing <= 0 and not copied:
+            return True
+        wanted = max(missing, 0) + copied
+        while self.pool.available < wanted:
+            if self.pool.available + self.pool.settling >= wanted:
+                return False
+            victim = self.running[-1]
+            if victim is sequence:
+                return False
+            self.remove(victim)
+            self.preemptions += 1
+            preempted.append(victim)
+        if copied:
+            source, target = sequence.table[first], self.pool.allocate()
+            draft.copies += (source, target)
+            sequence.replace_block(first, target)
+            self.pool.release([source])
+            if first < sequence.table_sent:
+                assert sequence.slot is not None
+                draft.tables += (sequence.slot, first, target)
+        sequence.append_blocks([self.pool.allocate() for _ in range(missing)])
+        return True
+
+    def _add_row(self, sequence: Sequence, count: int, draft: _Draft) -> None:
+        slot = sequence.slot
+        assert slot is not None
+        start, end = sequence.ordered, sequence.ordered + count
+        if not sequence.opened:
+            draft.opens.append(self._open(sequence))
+            sequence.opened = True
+        for index in range(sequence.table_sent, len(sequence.table)):
+            draft.tables += (slot, index, sequence.table[index])
+        sequence.table_sent = len(sequence.table)
+        logits = sequence.samples_at(end)
+        draft.rows.extend(
+            (slot, start, count, logits, len(sequence.table), sequence.checksum),
+        )
+        draft.tokens.extend(sequence.tokens[start:end])
+        if end > len(sequence.tokens):
+            draft.tokens.append(SAMPLED)
+        if self.checking:
+            draft.full_tables.extend(sequence.table)
+        samples = len(sequence.choices) if logits else 0
+        draft.planned.append(PlannedRow(sequence, sequence.run, end, samples))
+        sequence.ordered = end
+        if samples == 1:
+            sequence.ahead = 1
+
+    def _open(self, sequence: Sequence) -> Open:
+        prompt = sequence.request.prompt
+        assert sequence.slot is not None
+        return Open(
+            sequence.slot,
+            sequence.request.params,
+            pack_ints(prompt),
+            pack_ints(sequence.tokens[len(prompt) :]),
+            sequence.choices.copy(),
+            sequence.request.salt,
+        )
+
+    # --- what came of it ------------------------------------------------------------------------
+
+    def accept(self, result: Result) -> Accepted:
+        """Take the result of the oldest step under way.
+
+        Raises:
+            ResultError: it is another step's, or it does not fit the plan.
+        """
+        if not self.flights or self.flights[0].plan.step != result.step:
+            raise ResultError(f"step {result.step} is not the one that is awaited")
+        rows = self.flights.popleft().rows
+        tokens = unpack_ints(result.tokens)
+        if len(tokens) != sum(row.samples for row in rows):
+            raise ResultError(f"step {result.step} gave {len(tokens)} samples, not as ordered")
+        errors = {error.row: error.text for error in result.errors}
+        logprobs = dict(result.logprobs)
+        accepted, at = Accepted(), 0
+        for number, row in enumerate(rows):
+            sequence, first = row.sequence, at
+            at += row.samples
+            if row.samples == 1:
+                sequence.ahead -= 1
+            if sequence.finish is not None:
+                continue
+            if number in errors:
+                accepted.failed.append((sequence, errors[number]))
+                continue
+            if sequence.run == row.run:
+                self._computed(sequence, row.end)
+            if row.samples:
+                pieces = [logprobs.get(sample) for sample in range(first, at)]
+                accepted.sampled.append(Sampled(sequence, tokens[first:at], pieces))
+            elif sequence.run == row.run and row.end == sequence.length:
+                accepted.completed.append(sequence)
+        for piece in result.prompts:
+            if not 0 <= piece.row < len(rows):
+                raise ResultError(f"step {result.step} has no row {piece.row}")
+            accepted.prompts.append((rows[piece.row].sequence, piece))
+        return accepted
+
+    def _computed(self, sequence: Sequence, end: int) -> None:
+        sequence.computed = end
+        size = self.pool.block_size
+        if end // size > sequence.indexed:
+            keys = sequence.full_keys(size, end, self.pool.digest)
+            for number in range(sequence.indexed, end // size):
+                sequence.history = self.pool.index(
+                    sequence.table[number], keys[number], sequence.history
+                )
+            sequence.indexed = end // size
+
+    def abandon(self) -> list[Sequence]:
+        """The worker is lost: give back all that ran here, as having to start again."""
+        for flight in self.flights:
+            for row in flight.rows:
+                row.sequence.ahead = 0
+        self.flights.clear()
+        lost, self.running = self.running, []
+        for sequence in lost:
+            sequence.forget_run()
+        return lost
+
+    def check(self) -> None:
+        """Assert the invariants of the pool, the slots and the counts."""
+        self.pool.check(sequence.table for sequence in self.running)
+        slots = [sequence.slot for sequence in self.running]
+        assert None not in slots
+        assert {*slots, *self._free_slots, *self._closing} == set(range(self.worker.slots))
+        assert len(slots) + len(self._free_slots) + len(self._closing) == self.worker.slots
+        assert self.running == sorted(self.running, key=lambda sequence: sequence.order)
+        for sequence in self.running:
+            assert 0 <= sequence.computed <= sequence.ordered <= sequence.length
+            assert self._blocks_for(sequence.ordered) <= len(sequence.table)
+            assert sequence.finish is None
+        assert len(self.flights) <= self.depth
+
+    def _blocks_for(self, positions: int) -> int:
+        return -(-positions // self.worker.block_size)
+
+    def _match(self, sequence: Sequence) -> tuple[list[int], History]:
+        """The prefix hits of a sequence: at most all but one of its tokens, never what it writes.
+
+        Logprobs of a prompt have to be computed, so they hit nothing.
+        """
+        limit = 0 if sequence.request.wants_prompt_logprobs else len(sequence.tokens) - 1
+        pool = self.pool
+        keys = sequence.full_keys(pool.block_size, limit, pool.digest) if pool.caching else []
+        return pool.match(sequence.request.salt, keys)

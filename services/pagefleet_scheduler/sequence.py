@@ -1,0 +1,191 @@
+"""What the scheduler knows of a request: its choices, and the sequences that produce them.
+
+A sequence is one stream of tokens. It has no phase. Three counts say where it is, and a step makes
+the later ones catch up with the earlier:
+
+    length     tokens that it has, including one sampled by a step whose result is not back
+    ordered    positions whose keys and values some plan has ordered
+    computed   positions whose result was accepted
+
+Prefill, decode and recomputation are all "feed the positions from `ordered` to `length`". When a
+sequence loses its blocks (preempted, its worker died), `ordered` and `computed` return to 0 and
+its `run` counts one more, so that what is still under way for the old run is told apart.
+"""
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pagefleet.params import SamplingParams
+from pagefleet.wire import Finish, Ints, Logprobs, checksum, pack_ints
+from pagefleet_scheduler.blocks import BlockKey, History, root
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One submitted request."""
+
+    id: str
+    attempt: int
+    gateway: bytes
+    """Identity of the gateway that holds the client's connection."""
+    prompt: "array[int]"
+    params: SamplingParams
+    salt: bytes
+    order: tuple[int, float, int]
+    """Who goes first: priority, then arrival, then a number that makes it unique."""
+    arrived: float
+    sequences: "dict[int, Sequence]" = field(default_factory=dict)
+    """Of each choice that goes on; several choices share one until their first token."""
+    finished: "dict[int, Sequence]" = field(default_factory=dict)
+    """Of the other choices, in case the gateway misses their end."""
+    prompt_logprobs_sent: int = 1
+    """Position in the prompt up to which its logprobs were sent; the first token has none."""
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether logprobs of the prompt are still to be computed."""
+        return self.params.prompt_logprobs is not None and self.prompt_logprobs_sent < len(
+            self.prompt
+        )
+
+    def end(self, choice: int) -> None:
+        """A choice goes on no longer; one that was aborted is not remembered."""
+        if (sequence := self.sequences.pop(choice, None)) is not None:
+            self.finished[choice] = sequence
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One stream of tokens that runs, waits or has ended."""
+
+    request: Request
+    choices: list[int]
+    """One, or those that begin together: the first sample gives each its token and forks them."""
+    tokens: "array[int]"
+    """The prompt and the outputs that are known."""
+    logprobs: list[Logprobs] = field(default_factory=list)
+    """Of the outputs since `base`, where they were asked for."""
+    base: int = 0
+    """Outputs that the gateway already had when it submitted."""
+    sent: int = 0
+    """Outputs sent to the gateway."""
+    sent_before: int = 0
+    """Outputs that had been sent when its last beat came: by the next it must have them."""
+    ahead: int = 0
+    """1 while a sample is ordered whose value is not back."""
+    ordered: int = 0
+    computed: int = 0
+    run: int = 0
+    """Counts how often it lost its blocks."""
+    table: "array[int]" = field(default_factory=lambda: array("i"))
+    checksum: int = 0
+    """Of the table."""
+    slot: int | None = None
+    """At the worker that runs it."""
+    opened: bool = False
+    """Whether the worker was told of the slot."""
+    table_sent: int = 0
+    """Entries of the table that the worker was told."""
+    indexed: int = 0
+    """Full blocks of this run that went through the prefix index."""
+    history: History = b""
+    """What its next block to be indexed continues."""
+    cached: int = 0
+    """Prompt tokens that its first run found in the prefix cache."""
+    finish: Finish | None = None
+    keys: list[BlockKey] = field(default_factory=list)
+    """Of its full blocks, as far as somebody asked."""
+
+    def __repr__(self) -> str:
+        state = self.finish or ("runs" if self.slot is not None else "waits")
+        return (
+            f"<Sequence {self.request.id}/{self.choices} {state}, {self.computed} computed, "
+            f"{self.ordered} ordered of {self.length}, {len(self.table)} blocks>"
+        )
+
+    @property
+    def order(self) -> tuple[tuple[int, float, int], int]:
+        """Who goes first among sequences."""
+        return self.request.order, self.choices[0]
+
+    @property
+    def length(self) -> int:
+        """Tokens it has, with one that is sampled but not back."""
+        return len(self.tokens) + self.ahead
+
+    @property
+    def outputs(self) -> int:
+        """Generated tokens that are known."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def pending(self) -> int:
+        """Positions that can be fed now.
+
+        None where the last token there may be is sampled already: nobody needs its keys.
+        """
+        limit = self.request.params.max_tokens
+        if self.outputs + self.ahead >= limit > 0:
+            return 0
+        return self.length - self.ordered
+
+    def answers(self, choice: int) -> bool:
+        """Whether a choice that began here is still wanted, and has no sequence of its own."""
+        return self.request.sequences.get(choice) is self
+
+    def samples_at(self, end: int) -> bool:
+        """Whether a row that ends before position `end` gives a new token."""
+        return end == self.length and self.request.params.max_tokens > 0
+
+    def full_keys(
+        self, block_size: int, limit: int, digest: Callable[[bytes, Ints], bytes]
+    ) -> list[BlockKey]:
+        """Keys of the full blocks among the first `limit` known positions."""
+        count = limit // block_size
+        while len(self.keys) < count:
+            before = self.keys[-1].digest if self.keys else root(self.request.salt)
+            start = len(self.keys) * block_size
+            tokens = pack_ints(self.tokens[start : start + block_size])
+            self.keys.append(BlockKey(digest(before, tokens), tokens))
+        return self.keys[:count]
+
+    def append_blocks(self, blocks: list[int]) -> None:
+        """Lengthen the table."""
+        self.table.extend(blocks)
+        self.checksum = checksum(pack_ints(blocks), self.checksum)
+
+    def replace_block(self, index: int, block: int) -> None:
+        """Change one entry of the table."""
+        self.table[index] = block
+        self.checksum = checksum(pack_ints(self.table))
+
+    def forked(self, choice: int) -> "Sequence":
+        """The sequence of one of its choices, which has all of its blocks as well."""
+        return Sequence(
+            request=self.request,
+            choices=[choice],
+            tokens=self.tokens[:],
+            base=self.base,
+            sent=self.sent,
+            ordered=self.ordered,
+            computed=self.computed,
+            table=self.table[:],
+            checksum=self.checksum,
+            opened=self.opened,
+            table_sent=self.table_sent,
+            indexed=self.indexed,
+            history=self.history,
+            cached=self.cached,
+            keys=self.keys[:],
+        )
+
+    def forget_run(self) -> None:
+        """Return to having nothing but its tokens; whoever calls released its blocks and slot."""
+        self.run += 1
+        self.ordered = self.computed = self.indexed = self.table_sent = 0
+        self.table = array("i")
+        self.checksum = 0
+        self.slot = None
+        self.opened = False
+        self.history = b""

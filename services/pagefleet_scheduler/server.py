@@ -1,0 +1,126 @@
+"""The scheduler's shell: sockets and the clock around `core.Scheduler`."""
+
+import logging
+import os
+import signal
+import socket
+import time
+from types import FrameType
+
+import zmq
+
+from pagefleet.settings import SchedulerSettings
+from pagefleet.transport import Hub
+from pagefleet.wire import (
+    Message,
+    WireError,
+    WorkerHello,
+    decode_from_gateway,
+    decode_from_worker,
+    encode,
+)
+from pagefleet_scheduler.core import Arrived, Lost, Scheduler
+from pagefleet_scheduler.watch import ProcessWatch
+
+log = logging.getLogger(__name__)
+
+TICK_MS = 50
+
+
+class Server:
+    """Feeds the scheduler what arrives, and sends what it says.
+
+    Raises:
+        EndpointError: an address cannot be listened on.
+    """
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._gateways = Hub(settings.gateway_endpoint, context)
+        self._workers = Hub(settings.worker_endpoint, context)
+        self._hub_of: dict[bytes, Hub] = {}
+        self._watch = ProcessWatch()
+        self._woken, self._waker = socket.socketpair()
+        self._poller = zmq.Poller()
+        for readable in (self._gateways.socket, self._workers.socket, self._woken):
+            self._poller.register(readable, zmq.POLLIN)
+        self._stopping = False
+        self._scheduler = Scheduler(
+            int.from_bytes(os.urandom(7), "little") << 7,
+            lookahead=settings.lookahead,
+            caching=settings.enable_prefix_caching,
+            check=settings.check,
+            max_queued=settings.max_num_queued_reqs,
+            worker_wait=settings.worker_wait,
+        )
+
+    def run(self) -> None:
+        """Serve until a signal says stop."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        log.info("listening for gateways and workers")
+        while not self._stopping:
+            self._handle(self._receive())
+        self._gateways.close()
+        self._workers.close()
+        log.info("stopped")
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._stopping = True
+        self._waker.send(b"\0")
+
+    def _receive(self) -> list[Arrived | Lost]:
+        readable = dict(self._poller.poll(TICK_MS))
+        events: list[Arrived | Lost] = []
+        for fd in readable:
+            if fd in self._watch:
+                self._poller.unregister(fd)
+                events.append(Lost(self._watch.ended(fd)))
+                log.warning("a worker process has ended")
+        for hub, decode in (
+            (self._gateways, decode_from_gateway),
+            (self._workers, decode_from_worker),
+        ):
+            if hub.socket not in readable:
+                continue
+            for peer, frame in hub.receive():
+                try:
+                    message = decode(frame)
+                except WireError as error:
+                    log.warning("dropped a frame of %d bytes: %s", len(frame), error)
+                    continue
+                self._hub_of[peer] = hub
+                if isinstance(message, WorkerHello):
+                    self._meet(peer, message)
+                events.append(Arrived(peer, message))
+        return events
+
+    def _meet(self, peer: bytes, hello: WorkerHello) -> None:
+        log.info(
+            "worker %d says hello: %d blocks of %d tokens, %d slots",
+            hello.pid,
+            hello.blocks,
+            hello.block_size,
+            hello.slots,
+        )
+        pidfd = self._watch.add(peer, hello)
+        if pidfd is not None:
+            self._poller.register(pidfd, zmq.POLLIN)
+
+    def _handle(self, events: list[Arrived | Lost]) -> None:
+        while True:
+            lost: list[Arrived | Lost] = []
+            for send in self._scheduler.handle(events, time.monotonic()):
+                if not self._send(send.peer, send.message):
+                    lost.append(Lost(send.peer))
+            if not lost:
+                return
+            events = lost
+
+    def _send(self, peer: bytes, message: Message) -> bool:
+        hub = self._hub_of.get(peer)
+        if hub is not None and hub.send(peer, encode(message)):
+            return True
+        self._hub_of.pop(peer, None)
+        log.warning("a peer is gone: %s cannot be sent", type(message).__name__)
+        return False

@@ -1,0 +1,40 @@
+"""Deaths of processes on this machine, seen by the kernel's own word (pidfd) and not by silence."""
+
+import os
+
+from pagefleet.host import host_id, start_time
+from pagefleet.wire import WorkerHello
+
+
+class ProcessWatch:
+    """File descriptors that become readable when the process of a peer has ended."""
+
+    def __init__(self) -> None:
+        self._host = host_id()
+        self._peers: dict[int, bytes] = {}
+
+    def add(self, peer: bytes, hello: WorkerHello) -> int | None:
+        """Watch the process that said Hello; None if it runs elsewhere or is gone already."""
+        if hello.host != self._host or peer in self._peers.values():
+            return None
+        try:
+            pidfd = os.pidfd_open(hello.pid)
+        except OSError:
+            return None
+        try:
+            same = start_time(hello.pid) == hello.started
+        except ProcessLookupError:
+            same = False
+        if not same:
+            os.close(pidfd)
+            return None
+        self._peers[pidfd] = peer
+        return pidfd
+
+    def __contains__(self, fd: object) -> bool:
+        return fd in self._peers
+
+    def ended(self, pidfd: int) -> bytes:
+        """Stop watching a process that has ended, and say whose it was."""
+        os.close(pidfd)
+        return self._peers.pop(pidfd)
