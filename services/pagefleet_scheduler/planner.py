@@ -320,7 +320,7 @@ class Planner:
         draft.planned.append(PlannedRow(sequence, sequence.run, end, samples))
         sequence.ordered = end
         if samples == 1:
-            sequence.ahead = 1
+            sequence.ahead += 1
 
     def _open(self, sequence: Sequence) -> Open:
         prompt = sequence.request.prompt

@@ -3,7 +3,7 @@
 A sequence is one stream of tokens. It has no phase. Three counts say where it is, and a step makes
 the later ones catch up with the earlier:
 
-    length     tokens that it has, including one sampled by a step whose result is not back
+    length     tokens that it has, including those of steps whose results are not back
     ordered    positions whose keys and values some plan has ordered
     computed   positions whose result was accepted
 
@@ -73,7 +73,7 @@ class Sequence:
     sent_before: int = 0
     """Outputs that had been sent when its last beat came: by the next it must have them."""
     ahead: int = 0
-    """1 while a sample is ordered whose value is not back."""
+    """Samples that are ordered and whose values are not back."""
     ordered: int = 0
     computed: int = 0
     run: int = 0
@@ -111,7 +111,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens it has, with one that is sampled but not back."""
+        """Tokens it has, with those that are sampled but not back."""
         return len(self.tokens) + self.ahead
 
     @property

@@ -1,0 +1,64 @@
+"""`python -m pagefleet_worker`: one worker process."""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pagefleet.manifest import MANIFEST_FILE, Manifest, ManifestError
+from pagefleet.observe import configure_logging
+from pagefleet.settings import WorkerSettings, parse
+from pagefleet.transport import EndpointError
+from pagefleet_worker.interface import Engine
+from pagefleet_worker.server import Progress, Server
+
+log = logging.getLogger("pagefleet_worker")
+
+
+def main() -> None:
+    """Load an engine, then run until told to stop."""
+    settings = parse(WorkerSettings, sys.argv[1:], prog="pagefleet worker")
+    configure_logging("worker")
+    began, progress = time.monotonic(), Progress()
+    try:
+        engine = build_engine(settings, prepared_folder(settings.model), progress)
+        server = Server(settings.worker_endpoint, engine, progress)
+    except (EndpointError, ManifestError, ValueError, OSError) as error:
+        sys.exit(f"pagefleet worker: {error}")
+    log.info("%s engine ready after %.1f s", settings.engine, time.monotonic() - began)
+    server.run()
+
+
+def prepared_folder(model: str) -> Path:
+    """The prepared folder that `model` is, or is turned into."""
+    if (Path(model) / MANIFEST_FILE).exists():
+        return Path(model)
+    prepare = [sys.executable, "-m", "pagefleet_worker.prepare", model]
+    done = subprocess.run(prepare, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+    return Path(done.stdout.splitlines()[-1])
+
+
+def build_engine(settings: WorkerSettings, folder: Path, progress: Callable[[], None]) -> Engine:
+    """The engine that `settings` name, with its model loaded.
+
+    Raises:
+        ValueError: the model or a setting is not supported; the message says why.
+    """
+    manifest = Manifest.load(folder)
+    if settings.engine == "torch":
+        os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads or os.cpu_count()))
+        from pagefleet_worker.loading import load_engine
+
+        return load_engine(folder, settings, progress)
+    from pagefleet_worker.simulated import build_simulated
+
+    return build_simulated(settings, manifest, progress)
+
+
+if __name__ == "__main__":
+    main()

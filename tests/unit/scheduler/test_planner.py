@@ -1,0 +1,237 @@
+"""The planner, step by step: what a plan orders, for situations made by hand."""
+
+from array import array
+
+import pytest
+
+from pagefleet.params import SamplingParams
+from pagefleet.wire import (
+    PROTOCOL,
+    SAMPLED,
+    Plan,
+    Result,
+    WorkerHello,
+    pack_ints,
+    unpack_ints,
+)
+from pagefleet_scheduler import decoding
+from pagefleet_scheduler.planner import Planner, ResultError
+from pagefleet_scheduler.sequence import Request, Sequence
+
+SIZE = 4
+
+
+def planner(blocks: int = 20, slots: int = 8, budget: int = 64, **options: bool) -> Planner:
+    hello = WorkerHello(PROTOCOL, "h", 1, 1, "model", "class", SIZE, blocks, slots, 80, budget, 99)
+    return Planner(hello, 1, check=True, **options)
+
+
+class Arrivals:
+    """Makes sequences that arrive one after another."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, prompt: int | list[int], max_tokens: int = 8, choices: int = 1) -> Sequence:
+        self.count += 1
+        tokens = (
+            prompt if isinstance(prompt, list) else [self.count * 10 + n for n in range(prompt)]
+        )
+        params = SamplingParams(max_tokens=max_tokens, seed=1)
+        order = (0, float(self.count), self.count)
+        request = Request(
+            f"r{self.count}", 0, b"g", array("i", tokens), params, b"", order, float(self.count)
+        )
+        sequence = Sequence(request, list(range(choices)), array("i", tokens))
+        request.sequences = dict.fromkeys(range(choices), sequence)
+        return sequence
+
+
+@pytest.fixture
+def arrive() -> Arrivals:
+    return Arrivals()
+
+
+def rows(plan: Plan | None) -> list[tuple[int, int, int, int]]:
+    """(slot, start, count, logits) of each row."""
+    assert plan is not None
+    columns = unpack_ints(plan.rows)
+    return [tuple(columns[at : at + 4]) for at in range(0, len(columns), 6)]  # type: ignore[misc]
+
+
+def plan_of(planner: Planner) -> Plan | None:
+    plan = planner.plan([])
+    planner.check()
+    return plan
+
+
+def answer(planner: Planner, *tokens: int) -> None:
+    """The oldest step sampled `tokens`; they are taken in."""
+    flight = planner.flights[0]
+    accepted = planner.accept(Result(1, flight.plan.step, pack_ints(tokens)))
+    for sampled in accepted.sampled:
+        for token in sampled.tokens:
+            decoding.append(sampled.sequence, token, None)
+    planner.check()
+
+
+def test_a_long_prompt_goes_in_chunks_and_samples_at_its_end(arrive: Arrivals) -> None:
+    worker = planner(budget=8, lookahead=False)
+    worker.admit(arrive(18))
+    assert rows(plan_of(worker)) == [(0, 0, 8, 0)]
+    answer(worker)
+    assert rows(plan_of(worker)) == [(0, 8, 8, 0)]
+    answer(worker)
+    assert rows(plan_of(worker)) == [(0, 16, 2, 1)]
+
+
+def test_a_decode_keeps_its_token_beside_a_prefill(arrive: Arrivals) -> None:
+    worker = planner(budget=8, lookahead=False)
+    worker.admit(arrive(2))
+    assert rows(plan_of(worker)) == [(0, 0, 2, 1)]
+    answer(worker, 50)
+    worker.admit(arrive(30))
+    worker.admit(arrive(1))
+    assert rows(plan_of(worker)) == [(0, 2, 1, 1), (1, 0, 6, 0), (2, 0, 1, 1)]
+
+
+def test_lookahead_feeds_what_is_still_to_be_sampled(arrive: Arrivals) -> None:
+    worker = planner()
+    worker.admit(arrive(2))
+    first, second = plan_of(worker), plan_of(worker)
+    assert rows(first) == [(0, 0, 2, 1)]
+    assert rows(second) == [(0, 2, 1, 1)]
+    assert second is not None
+    assert list(unpack_ints(second.tokens)) == [SAMPLED]
+    assert plan_of(worker) is None
+    answer(worker, 50)
+    third = plan_of(worker)
+    assert rows(third) == [(0, 3, 1, 1)]
+
+
+def test_nothing_is_fed_after_the_last_token(arrive: Arrivals) -> None:
+    worker = planner()
+    worker.admit(arrive(2, max_tokens=2))
+    plan_of(worker)
+    plan_of(worker)
+    answer(worker, 50)
+    assert plan_of(worker) is None
+
+
+def test_only_what_changed_in_a_table_is_told(arrive: Arrivals) -> None:
+    worker = planner(lookahead=False)
+    sequence = arrive(3)
+    worker.admit(sequence)
+    first = plan_of(worker)
+    assert first is not None
+    assert list(unpack_ints(first.tables)) == [0, 0, sequence.table[0]]
+    answer(worker, 50)
+    second = plan_of(worker)
+    assert second is not None
+    assert (second.tables, second.opens) == (b"", [])
+    answer(worker, 51)
+    third = plan_of(worker)
+    assert third is not None
+    assert list(unpack_ints(third.tables)) == [0, 1, sequence.table[1]]
+
+
+def test_the_latest_gives_its_blocks_to_the_oldest(arrive: Arrivals) -> None:
+    worker = planner(blocks=4, lookahead=False)
+    old, new = arrive(7), arrive(3)
+    worker.admit(old)
+    worker.admit(new)
+    preempted: list[Sequence] = []
+    while not preempted:
+        assert worker.plan(preempted) is not None
+        samples = sum(row.samples for row in worker.flights[0].rows)
+        answer(worker, *range(50, 50 + samples))
+    assert preempted == [new]
+    assert worker.preemptions == 1
+    assert (new.slot, new.ordered, list(new.table)) == (None, 0, [])
+    worker.check()
+
+
+def test_choices_share_blocks_and_copy_on_write(arrive: Arrivals) -> None:
+    worker = planner(lookahead=False)
+    parent = arrive(6, choices=3)
+    worker.admit(parent)
+    first = plan_of(worker)
+    assert first is not None
+    assert rows(first) == [(0, 0, 6, 1)]
+    accepted = worker.accept(Result(1, 0, pack_ints([50, 51, 52])))
+    (sampled,) = accepted.sampled
+    sequences = decoding.fork(sampled.sequence)
+    assert worker.fork(sequences) == []
+    for sequence, token in zip(sequences, sampled.tokens, strict=True):
+        decoding.append(sequence, token, None)
+    worker.check()
+    partial = parent.table[1]
+    assert worker.pool.held == 2
+    plan = plan_of(worker)
+    assert plan is not None
+    assert list(unpack_ints(plan.forks)) == [1, 0, 1, 2, 0, 2, 0, 0, 0]
+    assert list(unpack_ints(plan.tokens)) == [50, 51, 52]
+    copies = unpack_ints(plan.copies)
+    assert list(copies[::2]) == [partial, partial]
+    assert {sequence.table[1] for sequence in sequences} == {partial, *copies[1::2]}
+    assert len({sequence.table[0] for sequence in sequences}) == 1
+    assert worker.pool.held == 4
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_a_slot_in_a_fork_that_is_not_ordered_yet_ends_in_order(
+    arrive: Arrivals, gone: int
+) -> None:
+    worker = planner(slots=3, lookahead=False)
+    parent = arrive(6, choices=3)
+    worker.admit(parent)
+    plan_of(worker)
+    (sampled,) = worker.accept(Result(1, 0, pack_ints([50, 51, 52]))).sampled
+    sequences = decoding.fork(sampled.sequence)
+    worker.fork(sequences)
+    for sequence, token in zip(sequences, sampled.tokens, strict=True):
+        decoding.append(sequence, token, None)
+    slot = sequences[gone].slot
+    worker.remove(sequences[gone])
+    worker.check()
+    first = plan_of(worker)
+    assert first is not None
+    answer(worker, 60, 61)
+    second = plan_of(worker)
+    assert second is not None
+    forked = {unpack_ints(first.forks)[at] for at in range(0, len(unpack_ints(first.forks)), 3)}
+    assert slot not in forked
+    assert list(unpack_ints(first.release)) == []
+    assert list(unpack_ints(second.release)) == ([slot] if gone == 0 else [])
+
+
+def test_a_lone_sequence_of_forks_can_end_and_leave_its_slot(arrive: Arrivals) -> None:
+    worker = planner(slots=1, lookahead=False)
+    parent = arrive(6, choices=2)
+    worker.admit(parent)
+    plan_of(worker)
+    (sampled,) = worker.accept(Result(1, 0, pack_ints([50, 51]))).sampled
+    sequences = decoding.fork(sampled.sequence)
+    assert worker.fork(sequences) == [sequences[1]]
+    worker.remove(parent)
+    worker.check()
+    assert worker.can_admit(arrive(3))
+
+
+def test_results_that_do_not_fit_are_refused(arrive: Arrivals) -> None:
+    worker = planner()
+    worker.admit(arrive(2))
+    plan_of(worker)
+    with pytest.raises(ResultError, match="not the one"):
+        worker.accept(Result(1, 1, pack_ints([5])))
+    with pytest.raises(ResultError, match="2 samples"):
+        worker.accept(Result(1, 0, pack_ints([5, 6])))
+
+
+def test_what_can_never_fit(arrive: Arrivals) -> None:
+    worker = planner(blocks=5)
+    assert worker.fits(arrive(13, max_tokens=8))
+    assert not worker.fits(arrive(13, max_tokens=9))
+    assert planner(blocks=100).fits(arrive(73, max_tokens=7))
+    assert not planner(blocks=100).fits(arrive(73, max_tokens=8))
+    assert worker.fits(arrive(20, max_tokens=0))
