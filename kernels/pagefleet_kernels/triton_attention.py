@@ -1,0 +1,431 @@
+"""Paged attention on GPUs, in Triton: one kernel for prefill, decode and everything between.
+
+A program owns a *query tile* (some tokens of one row, times the query heads that share one
+key/value head, so that a tile of keys is read once for all of them) and walks over the row's keys
+with an online softmax (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention-2, Dao,
+arXiv 2307.08691, section 3.1). Rows of any lengths share one launch: row r owns the query tiles
+from offsets[r] // tokens + r, and a program finds its row by bisection, so the host never waits to
+learn a length.
+
+The keys of a row fall into *splits*, borders at multiples of `Tiling.split` positions. A program
+either walks over all of them, or takes one and leaves its share for a second kernel
+(Flash-Decoding, Dao et al., 2023), which a batch with few query tiles needs to fill the chip.
+
+Batch invariance. In the invariant mode the tiling depends on the model alone. Tiles and splits
+then begin at fixed positions, splits are merged in order by the same fused multiply-adds whichever
+kernel merges them, and a tile of which a row sees nothing leaves the row's state unchanged to the
+bit (its maximum stays, exp2(0) = 1 scales it, zeros are added). Contraction of other products and
+sums is left to no compiler's taste (`enable_fp_fusion` off). So a row's output depends on its own
+tokens and keys only: not on its batch, on chunking, or on prefill and decode.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagefleet_kernels.triton_jit import INTERPRETED, jit
+from pagefleet_kernels.triton_tiling import Tiling, chip_of, choose_tiling, matrix_side
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+_DOT_TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+
+
+@jit
+def _find_row(
+    offsets: tl.tensor, rows: tl.tensor, index: tl.tensor, TOKENS: tl.constexpr, GAP: tl.constexpr
+) -> tl.tensor:
+    """The last row whose first index, offsets[row] // TOKENS + row * GAP, is at most `index`."""
+    low = index * 0
+    high = low + rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(offsets + middle) // TOKENS + middle * GAP <= index:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@jit
+def _tanh(x: tl.tensor) -> tl.tensor:
+    return 1 - 2 / (tl.exp2(x * (2 * _LOG2_E)) + 1)
+
+
+@jit
+def _shift(top: tl.tensor) -> tl.tensor:
+    """A finite stand-in for the maximum of no scores, so that exp2(-inf - shift) is 0, not NaN."""
+    return tl.where(top == float("-inf"), 0.0, top)
+
+
+@jit
+def _merge(
+    sums: tl.tensor,
+    top: tl.tensor,
+    mass: tl.tensor,
+    split_sums: tl.tensor,
+    split_top: tl.tensor,
+    split_mass: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Add one split's (weighted values, maximum, total weight) to those of the splits before it."""
+    merged_top = tl.maximum(top, split_top)
+    shift = _shift(merged_top)
+    decay = tl.exp2(top - shift)
+    split_decay = tl.exp2(split_top - shift)
+    sums = tl.fma(sums, decay[:, None], split_sums * split_decay[:, None])
+    return sums, merged_top, tl.fma(mass, decay, split_mass * split_decay)
+
+
+@jit
+def _load_keys(
+    base: tl.tensor,
+    places: tl.tensor,
+    live: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    HEAD_TILE: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """[keys, HEAD_TILE] of keys or values; what is not live is never read, and counts as zero."""
+    dims = tl.arange(0, HEAD_TILE)
+    pointers = base + places[:, None] + dims[None, :]
+    if MASKED or HEAD_TILE != HEAD_SIZE:
+        values = tl.load(pointers, mask=live[:, None] & (dims < HEAD_SIZE)[None, :], other=0.0)
+    else:
+        values = tl.load(pointers)
+    return values.to(DOT_TYPE)
+
+
+@jit
+def _attend(
+    queries: tl.tensor,
+    positions: tl.tensor,
+    first_position: tl.tensor,
+    slope: tl.tensor,
+    key_base: tl.tensor,
+    value_base: tl.tensor,
+    table: tl.tensor,
+    block_stride: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    oldest: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    HEAD_TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SLOPED: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Online softmax over the keys begin .. end: (weighted values, maximum, total weight).
+
+    Maxima are in units of log2: a score's weight is exp2(score * factor - maximum). The key tiles
+    that every query of the tile sees whole come first and go without masks.
+    """
+    sums = tl.zeros([QUERIES, HEAD_TILE], tl.float32)
+    top = tl.full([QUERIES], float("-inf"), tl.float32)
+    mass = tl.zeros([QUERIES], tl.float32)
+    factor = _LOG2_E if CAPPED or SLOPED else scale * _LOG2_E
+    border = begin
+    if not WINDOW:
+        border = tl.minimum(tl.maximum((first_position + 1) // KEYS * KEYS, begin), end)
+    for MASKED in tl.static_range(1 if WINDOW else 0, 2):
+        phase_begin = border if MASKED else begin
+        phase_end = end if MASKED else border
+        for tile_begin in range(phase_begin, phase_end, KEYS):
+            seen = tile_begin + tl.arange(0, KEYS)
+            live = (seen >= oldest) & (seen < end)
+            if MASKED:
+                blocks = tl.load(table + seen // BLOCK_SIZE, mask=live, other=0)
+            else:
+                blocks = tl.load(table + seen // BLOCK_SIZE)
+            places = blocks.to(tl.int64) * block_stride + seen % BLOCK_SIZE * HEAD_SIZE
+            keys = _load_keys(key_base, places, live, HEAD_SIZE, HEAD_TILE, DOT_TYPE, MASKED)
+            scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+            distance = seen[None, :] - positions[:, None]
+            if CAPPED:
+                scores = softcap * _tanh(scores * (scale / softcap))
+            elif SLOPED:
+                scores = scores * scale
+            if SLOPED:
+                scores = tl.fma(slope[:, None], distance.to(tl.float32), scores)
+            if MASKED:
+                visible = (distance <= 0) & live[None, :]
+                if WINDOW:
+                    visible &= distance > -WINDOW
+                scores = tl.where(visible, scores, float("-inf"))
+            new_top = tl.maximum(top, tl.max(scores, 1) * factor)
+            shift = _shift(new_top)
+            decay = tl.exp2(top - shift)
+            weights = tl.exp2(tl.fma(scores, factor, -shift[:, None]))
+            mass = tl.fma(mass, decay, tl.sum(weights, 1))
+            values = _load_keys(value_base, places, live, HEAD_SIZE, HEAD_TILE, DOT_TYPE, MASKED)
+            decayed = sums * decay[:, None]
+            sums = tl.dot(weights.to(DOT_TYPE), values, decayed, input_precision="ieee")
+            top = new_top
+    return sums, top, mass
+
+
+@jit
+def _attention_kernel(
+    query: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    tables: tl.tensor,
+    starts: tl.tensor,
+    offsets: tl.tensor,
+    slopes: tl.tensor,
+    output: tl.tensor,
+    split_sums: tl.tensor,
+    split_stats: tl.tensor,
+    rows: tl.tensor,
+    split: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    query_stride: tl.tensor,
+    block_stride: tl.tensor,
+    table_stride: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    HEAD_TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SLOPED: tl.constexpr,
+    CONCURRENT: tl.constexpr,
+    SERIAL: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
+) -> None:
+    """One program per (query tile, key/value head, split if CONCURRENT).
+
+    SERIAL tells that a program may walk over more than one split.
+    Without CONCURRENT it writes `output` [T, H, D]; with it, the split's weighted values to
+    `split_sums` [T, H, splits, D] and (maximum, total weight) to `split_stats` [T, H, splits, 2].
+    """
+    TOKENS: tl.constexpr = QUERIES // GROUP
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row = _find_row(offsets, rows, tile, TOKENS, 1)
+    row_begin = tl.load(offsets + row)
+    row_length = tl.load(offsets + row + 1) - row_begin
+    first = (tile - row_begin // TOKENS - row) * TOKENS
+    if first >= row_length:
+        return
+
+    first_position = tl.load(starts + row) + first
+    context = first_position + tl.minimum(TOKENS, row_length - first)
+    oldest = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW else 0
+    first_split = oldest // split
+    last_split = tl.cdiv(context, split)
+    if CONCURRENT:
+        first_split = tl.maximum(first_split, tl.program_id(2))
+        last_split = tl.minimum(last_split, tl.program_id(2) + 1)
+        if first_split >= last_split:
+            return
+
+    lane = tl.arange(0, QUERIES)
+    dims = tl.arange(0, HEAD_TILE)
+    token = first + lane // GROUP
+    head = kv_head * GROUP + lane % GROUP
+    asked = (lane < TOKENS * GROUP) & (token < row_length)
+    place = (row_begin + token).to(tl.int64)
+    mask = asked[:, None] & (dims < HEAD_SIZE)[None, :]
+    query_places = place * query_stride + head * HEAD_SIZE
+    queries = tl.load(query + query_places[:, None] + dims[None, :], mask=mask, other=0.0)
+    slope = tl.load(slopes + head, mask=asked, other=0.0) if SLOPED else 0.0
+
+    sums = tl.zeros([QUERIES, HEAD_TILE], tl.float32)
+    top = tl.full([QUERIES], float("-inf"), tl.float32)
+    mass = tl.zeros([QUERIES], tl.float32)
+    for index in range(first_split, last_split):
+        part_sums, part_top, part_mass = _attend(
+            queries.to(DOT_TYPE),
+            first_position + lane // GROUP,
+            first_position,
+            slope,
+            key_cache + kv_head * BLOCK_SIZE * HEAD_SIZE,
+            value_cache + kv_head * BLOCK_SIZE * HEAD_SIZE,
+            tables + row.to(tl.int64) * table_stride,
+            block_stride,
+            tl.maximum(index * split, oldest // KEYS * KEYS),
+            tl.minimum(index * split + split, context),
+            oldest,
+            scale,
+            softcap,
+            HEAD_SIZE,
+            HEAD_TILE,
+            BLOCK_SIZE,
+            QUERIES,
+            KEYS,
+            WINDOW,
+            CAPPED,
+            SLOPED,
+            DOT_TYPE,
+        )
+        if SERIAL:
+            sums, top, mass = _merge(sums, top, mass, part_sums, part_top, part_mass)
+        else:
+            sums, top, mass = part_sums, part_top, part_mass
+
+    answers = place * HEADS + head
+    if CONCURRENT:
+        parts = answers * tl.num_programs(2) + tl.program_id(2)
+        tl.store(split_sums + parts[:, None] * HEAD_SIZE + dims[None, :], sums, mask=mask)
+        tl.store(split_stats + parts * 2, top, mask=asked)
+        tl.store(split_stats + parts * 2 + 1, mass, mask=asked)
+    else:
+        mass = tl.where(asked, mass, 1.0)
+        result = (sums / mass[:, None]).to(output.dtype.element_ty)
+        tl.store(output + answers[:, None] * HEAD_SIZE + dims[None, :], result, mask=mask)
+
+
+@jit
+def _merge_kernel(
+    split_sums: tl.tensor,
+    split_stats: tl.tensor,
+    starts: tl.tensor,
+    offsets: tl.tensor,
+    output: tl.tensor,
+    rows: tl.tensor,
+    split: tl.tensor,
+    splits: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_TILE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    HEAD_TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+) -> None:
+    """One program per (token, key/value head): merge the splits that the token sees, in order."""
+    token = tl.program_id(0)
+    row = _find_row(offsets, rows, token, 1, 0)
+    position = tl.load(starts + row) + token - tl.load(offsets + row)
+    oldest = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
+    lane = tl.arange(0, GROUP_TILE)
+    dims = tl.arange(0, HEAD_TILE)
+    asked = lane < GROUP
+    mask = asked[:, None] & (dims < HEAD_SIZE)[None, :]
+    answers = token.to(tl.int64) * HEADS + tl.program_id(1) * GROUP + lane
+    sums = tl.zeros([GROUP_TILE, HEAD_TILE], tl.float32)
+    top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
+    mass = tl.zeros([GROUP_TILE], tl.float32)
+    for index in tl.range(oldest // split, position // split + 1, loop_unroll_factor=4):
+        parts = answers * splits + index
+        places = parts[:, None] * HEAD_SIZE + dims[None, :]
+        part_sums = tl.load(split_sums + places, mask=mask, other=0.0)
+        part_top = tl.load(split_stats + parts * 2, mask=asked, other=0.0)
+        part_mass = tl.load(split_stats + parts * 2 + 1, mask=asked, other=1.0)
+        sums, top, mass = _merge(sums, top, mass, part_sums, part_top, part_mass)
+    result = (sums / mass[:, None]).to(output.dtype.element_ty)
+    tl.store(output + answers[:, None] * HEAD_SIZE + dims[None, :], result, mask=mask)
+
+
+def _dot_type(query: torch.dtype, cache: torch.dtype) -> tl.dtype:
+    """The type of the operands of matrix products. (The interpreter's are wrong in bfloat16.)"""
+    common = torch.promote_types(query, cache)
+    if INTERPRETED and common is torch.bfloat16:
+        common = torch.float32
+    return _DOT_TYPES[common]
+
+
+def attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    tables: Tensor,
+    starts: Tensor,
+    offsets: Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    slopes: Tensor | None = None,
+    invariant: bool = False,
+    tiling: Tiling | None = None,
+) -> Tensor:
+    """`reference.attention`, on the GPU; see there for the arguments and the result.
+
+    `query` may be a strided view [T, H, D] whose heads are contiguous, both caches have the same
+    strides, and float32 is computed without tf32.
+
+    Args:
+        invariant: a row's bits do not depend on its batch (see the top of this module).
+        tiling: how to divide the work, instead of `choose_tiling`'s choice.
+    """
+    tokens, heads, head_size = query.shape
+    kv_heads, block_size = key_cache.shape[1:3]
+    rows, width = tables.shape
+    output = query.new_empty(query.shape)
+    if tokens == 0:
+        return output
+    tiling = tiling or choose_tiling(
+        query, key_cache, tables, chip_of(query.device), invariant=invariant
+    )
+    splits = triton.cdiv(width * block_size, tiling.split)
+    parts = (tokens, heads, splits) if tiling.concurrent else (0, 0, 0)
+    split_sums = query.new_empty((*parts, head_size), dtype=torch.float32)
+    split_stats = query.new_empty((*parts, 2), dtype=torch.float32)
+    group = heads // kv_heads
+    constants = {
+        "HEADS": heads,
+        "GROUP": group,
+        "HEAD_SIZE": head_size,
+        "HEAD_TILE": matrix_side(head_size),
+        "WINDOW": window,
+        "enable_fp_fusion": not invariant,
+    }
+    tiles = tokens // (tiling.queries // group) + rows
+    _attention_kernel[(tiles, kv_heads, splits if tiling.concurrent else 1)](
+        query,
+        key_cache,
+        value_cache,
+        tables,
+        starts,
+        offsets,
+        query if slopes is None else slopes,
+        output,
+        split_sums,
+        split_stats,
+        rows,
+        tiling.split,
+        scale,
+        softcap,
+        query.stride(0),
+        key_cache.stride(0),
+        tables.stride(0),
+        BLOCK_SIZE=block_size,
+        QUERIES=tiling.queries,
+        KEYS=tiling.keys,
+        CAPPED=softcap > 0,
+        SLOPED=slopes is not None,
+        CONCURRENT=tiling.concurrent,
+        SERIAL=not tiling.concurrent and splits > 1,
+        DOT_TYPE=_dot_type(query.dtype, key_cache.dtype),
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+        **constants,
+    )
+    if tiling.concurrent:
+        _merge_kernel[(tokens, kv_heads)](
+            split_sums,
+            split_stats,
+            starts,
+            offsets,
+            output,
+            rows,
+            tiling.split,
+            splits,
+            GROUP_TILE=triton.next_power_of_2(group),
+            num_warps=1 if group <= 4 else 4,
+            **constants,
+        )
+    return output

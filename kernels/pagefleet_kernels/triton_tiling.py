@@ -1,0 +1,104 @@
+"""How a launch of paged attention divides its work, by the shapes and the chip alone.
+
+Nothing here looks at a tensor's content: the host never waits for the device, and a captured CUDA
+graph holds for every content. The tiles are the largest that the compiler fits into the registers
+without spills and into shared memory (benchmarks/triton_resources.py shows both).
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+_PROGRAMS_PER_PROCESSOR = 8
+_SMALLEST_SPLIT = 256
+_MOST_SPLITS = 64
+_INVARIANT_SPLIT = 1024
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What the tiling asks of a device.
+
+    processors: streaming multiprocessors or compute units.
+    warpgroup_matrices: whether matrix products read both operands from shared memory (wgmma,
+        tcgen05), which leaves the registers to a larger tile.
+    stages: the deepest software pipeline that pays.
+    """
+
+    processors: int
+    warpgroup_matrices: bool
+    stages: int
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a launch divides its work.
+
+    queries: rows of a query tile (tokens x query heads of one key/value head), a power of two.
+    keys: positions of a key tile, a power of two.
+    split: positions between two split borders, a multiple of `keys`.
+    concurrent: whether each split of a query tile has a program of its own.
+    warps: warps of a program.
+    stages: depth of the software pipeline of loads.
+    """
+
+    queries: int
+    keys: int
+    split: int
+    concurrent: bool
+    warps: int
+    stages: int
+
+
+@functools.cache
+def chip_of(device: torch.device) -> Chip:
+    """The chip behind `device`; a small one for the CPU of the interpreter."""
+    if device.type != "cuda":
+        return Chip(processors=2, warpgroup_matrices=True, stages=5)
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return Chip(properties.multi_processor_count, warpgroup_matrices=False, stages=2)
+    return Chip(properties.multi_processor_count, properties.major >= 9, stages=5)
+
+
+def matrix_side(number: int) -> int:
+    """The side of a matrix tile that holds `number` lines: a power of two of at least 16."""
+    return max(16, 1 << (number - 1).bit_length())
+
+
+def choose_tiling(
+    query: Tensor, key_cache: Tensor, tables: Tensor, chip: Chip, *, invariant: bool = False
+) -> Tiling:
+    """The tiling for a launch of `triton_attention.attention` with arguments of these shapes.
+
+    As many tokens as rows are taken for a decode step: the smallest query tile then does the least
+    work for the keys it reads. A batch with few query tiles is split over the context until the
+    chip is full. An invariant tiling differs between the shapes of one model in `concurrent` only,
+    on which no bit depends.
+    """
+    heads, head_size = query.shape[1:]
+    kv_heads, block_size = key_cache.shape[1:3]
+    rows, width = tables.shape[0], tables.shape[1] * block_size
+    group = heads // kv_heads
+    small = matrix_side(head_size) * key_cache.element_size() <= 256
+    wide = small and chip.warpgroup_matrices
+    if invariant:
+        queries, keys, warps, stages = 64 if small else 32, 64 if wide else 32, 8, 3
+    elif query.shape[0] <= rows:
+        queries, keys, warps, stages = 16, 64 if small else 32, 4 if small else 8, 5
+    elif wide:
+        queries, keys, warps, stages = 128, 64, 8, 3
+    else:
+        queries, keys, warps, stages = 64, 32, 4 if small else 8, 3
+    queries = max(queries, matrix_side(group))
+    programs = kv_heads * (query.shape[0] // (queries // group) + rows)
+    wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * chip.processors, programs)
+    if invariant:
+        split, concurrent = _INVARIANT_SPLIT, wanted >= 4 and width > _INVARIANT_SPLIT
+    else:
+        splits = min(wanted, triton.cdiv(width, _SMALLEST_SPLIT), _MOST_SPLITS)
+        split, concurrent = triton.cdiv(triton.cdiv(width, splits), keys) * keys, splits > 1
+    return Tiling(queries, keys, split, concurrent, warps, min(stages, chip.stages))
