@@ -151,6 +151,7 @@ def test_connections_wait_while_the_child_that_answers_them_starts_again(cell):
         living = asyncio.create_task(child.keep_alive())
         first = await asyncio.to_thread(ask, listener.getsockname())
         os.kill(first, signal.SIGKILL)
+        await asyncio.to_thread(wait_until, lambda: not is_alive(first))
         second = await asyncio.to_thread(ask, listener.getsockname())
         child.kill()
         await living
