@@ -1,0 +1,399 @@
+"""The scheduler core, event by event: life cycles of requests, gateways and workers."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from pagefleet.params import SamplingParams
+from pagefleet.wire import (
+    PROTOCOL,
+    Abort,
+    ChoiceState,
+    Fence,
+    Finish,
+    GatewayBeat,
+    GatewayBye,
+    GatewayHello,
+    Join,
+    Message,
+    OpenRequest,
+    Outputs,
+    Plan,
+    Pulse,
+    Reason,
+    Refused,
+    Rejected,
+    Result,
+    RowError,
+    Submit,
+    ToScheduler,
+    Welcome,
+    WorkerBeat,
+    WorkerBye,
+    WorkerHello,
+    pack_ints,
+    unpack_ints,
+)
+from pagefleet_scheduler.core import Arrived, Lost, Scheduler
+
+EPOCH = 1 << 20
+
+
+@dataclass
+class Cell:
+    """A scheduler, and what it has sent to whom."""
+
+    scheduler: Scheduler = field(default_factory=lambda: Scheduler(EPOCH, check=True))
+    now: float = 100.0
+    sent: list[tuple[bytes, Message]] = field(default_factory=list)
+
+    def tell(self, peer: bytes, message: ToScheduler) -> list[Message]:
+        return self.events(Arrived(peer, message))
+
+    def events(self, *events: Arrived | Lost) -> list[Message]:
+        sends = [(send.peer, send.message) for send in self.scheduler.handle(events, self.now)]
+        self.sent += sends
+        return [message for _, message in sends]
+
+    def join(self, peer: bytes = b"w", blocks: int = 50, slots: int = 8) -> int:
+        hello = WorkerHello(
+            PROTOCOL, "host", 1, 1, "model", "class", 4, blocks, slots, 100, 64, 1000
+        )
+        join = next(m for m in self.tell(peer, hello) if isinstance(m, Join))
+        return join.epoch
+
+    def submit(
+        self, request: str = "r", prompt: int = 6, choices: int = 1, **fields: object
+    ) -> list[Message]:
+        attempt = fields.pop("attempt", 0)
+        states = fields.pop("states", [ChoiceState(index) for index in range(choices)])
+        params = SamplingParams(**({"max_tokens": 3, "seed": 1} | fields))  # type: ignore[arg-type]
+        return self.tell(
+            b"g",
+            Submit(request, attempt, pack_ints(range(prompt)), params, states),  # type: ignore[arg-type]
+        )
+
+    def plans(self, peer: bytes = b"w") -> list[Plan]:
+        return [m for to, m in self.sent if to == peer and isinstance(m, Plan)]
+
+    def answer(self, plan: Plan, *tokens: int, peer: bytes = b"w") -> list[Message]:
+        return self.tell(peer, Result(plan.epoch, plan.step, pack_ints(tokens)))
+
+    def outputs(self) -> list[tuple[int, int, list[int], Finish | None]]:
+        """(choice, position, tokens, finish) of all outputs so far."""
+        return [
+            (item.choice, item.position, list(unpack_ints(item.tokens)), item.finish)
+            for _, message in self.sent
+            if isinstance(message, Outputs)
+            for item in message.items
+        ]
+
+
+@pytest.fixture
+def cell() -> Cell:
+    return Cell()
+
+
+def test_a_request_from_submit_to_its_end(cell: Cell) -> None:
+    assert cell.tell(b"g", GatewayHello(PROTOCOL)) == [Welcome(EPOCH, PROTOCOL)]
+    cell.join()
+    cell.submit()
+    first, second = cell.plans()
+    cell.answer(first, 50)
+    assert cell.outputs() == [(0, 0, [50], None)]
+    cell.answer(second, 51)
+    cell.answer(cell.plans()[2], 52)
+    assert cell.outputs()[1:] == [(0, 1, [51], None), (0, 2, [52], Finish.LENGTH)]
+    assert not cell.scheduler.requests
+    assert len(cell.plans()) == 3
+
+
+def test_a_stop_token_is_the_last_and_what_was_ordered_after_it_is_ignored(cell: Cell) -> None:
+    cell.join()
+    cell.submit(eos_token_ids=(7,))
+    first, second = cell.plans()
+    cell.answer(first, 7)
+    cell.answer(second, 51)
+    assert cell.outputs() == [(0, 0, [7], Finish.STOP)]
+
+
+def test_min_tokens_holds_a_stop_token_back(cell: Cell) -> None:
+    cell.join()
+    cell.submit(eos_token_ids=(7,), min_tokens=2)
+    cell.answer(cell.plans()[0], 7)
+    cell.answer(cell.plans()[1], 7)
+    assert cell.outputs() == [(0, 0, [7], None), (0, 1, [7], Finish.STOP)]
+
+
+def test_requests_wait_for_a_worker_but_not_for_ever(cell: Cell) -> None:
+    assert cell.submit() == []
+    cell.now += 1
+    cell.tell(b"g", GatewayBeat([]))
+    cell.join()
+    assert len(cell.plans()) == 2
+    other = Cell()
+    other.submit()
+    for _ in range(20):
+        other.now += 1.9
+        other.tell(b"g", GatewayBeat([]))
+    rejected = [m for _, m in other.sent if isinstance(m, Rejected)]
+    assert [m.reason for m in rejected] == [Reason.NO_WORKER]
+    assert not other.scheduler.requests
+
+
+def test_what_can_never_fit_is_refused_at_once(cell: Cell) -> None:
+    cell.join(blocks=4)
+    (rejected,) = cell.submit(prompt=10, max_tokens=8)
+    assert isinstance(rejected, Rejected)
+    assert (rejected.reason, rejected.param) == (Reason.TOO_LONG, "max_tokens")
+    assert "16" in rejected.text
+    assert not cell.scheduler.requests
+
+
+def test_the_queue_is_bounded() -> None:
+    cell = Cell(Scheduler(EPOCH, check=True, max_queued=2))
+    for number in range(2):
+        assert cell.submit(f"r{number}") == []
+    (rejected,) = cell.submit("r2")
+    assert isinstance(rejected, Rejected)
+    assert rejected.reason == Reason.OVERLOADED
+
+
+def test_abort_frees_every_block_at_once(cell: Cell) -> None:
+    cell.join()
+    cell.submit(choices=3, max_tokens=9)
+    cell.answer(cell.plans()[0], 50, 51, 52)
+    planner = next(iter(cell.scheduler._workers.values())).planner
+    assert planner.pool.held > 2
+    cell.tell(b"g", Abort("r", 0, [1]))
+    assert len(planner.running) == 2
+    cell.tell(b"g", Abort("r", 0))
+    assert (planner.pool.held, planner.running) == (0, [])
+
+
+def test_choices_aborted_before_their_first_token(cell: Cell) -> None:
+    cell.join()
+    cell.submit(choices=3)
+    cell.tell(b"g", Abort("r", 0, [0]))
+    cell.answer(cell.plans()[0], 50, 51, 52)
+    assert [(choice, tokens) for choice, _, tokens, _ in cell.outputs()] == [(1, [51]), (2, [52])]
+    cell.tell(b"g", Abort("r", 0, [1, 2]))
+    assert not cell.scheduler.requests
+
+
+def test_all_choices_aborted_while_their_prompt_is_computed(cell: Cell) -> None:
+    cell.join()
+    cell.submit(choices=2)
+    cell.tell(b"g", Abort("r", 0, [1]))
+    cell.tell(b"g", Abort("r", 0, [0]))
+    planner = next(iter(cell.scheduler._workers.values())).planner
+    assert planner.pool.held == 0
+    cell.answer(cell.plans()[0], 50, 51)
+    assert cell.outputs() == []
+
+
+def test_a_lost_worker_s_sequences_go_on_elsewhere(cell: Cell) -> None:
+    cell.join(b"one")
+    cell.submit(max_tokens=4)
+    cell.answer(cell.plans(b"one")[0], 50, peer=b"one")
+    cell.join(b"two")
+    cell.events(Lost(b"one"))
+    again = cell.plans(b"two")[0]
+    assert list(unpack_ints(again.tokens)) == [0, 1, 2, 3, 4, 5, 50]
+    stale = cell.plans(b"one")[1]
+    assert cell.answer(stale, 99, peer=b"one") == []
+    cell.answer(again, 51, peer=b"two")
+    assert cell.outputs() == [(0, 0, [50], None), (0, 1, [51], None)]
+    assert cell.scheduler.dropped_results == 1
+
+
+@pytest.mark.parametrize("farewell", [WorkerBye(0), None])
+def test_the_last_worker_leaves_and_comes_back(cell: Cell, farewell: WorkerBye | None) -> None:
+    old = cell.join()
+    cell.submit()
+    cell.answer(cell.plans()[0], 50)
+    if farewell is None:
+        cell.now += 2.5
+        cell.tell(b"g", GatewayBeat([]))
+    else:
+        cell.tell(b"w", farewell)
+    assert cell.tell(b"w", WorkerBeat(old, 1, False))[0] == Fence(
+        "You are not, or no longer, of this cell."
+    )
+    cell.now += 1
+    new = cell.join()
+    assert new > old
+    assert list(unpack_ints(cell.plans()[-2].tokens))[-1] == 50
+
+
+def test_a_busy_worker_without_progress_is_fenced(cell: Cell) -> None:
+    epoch = cell.join()
+    cell.submit()
+    for _ in range(15):
+        cell.now += 0.2
+        cell.tell(b"w", WorkerBeat(epoch, 5, True))
+        cell.tell(b"g", GatewayBeat([]))
+    assert any(isinstance(message, Fence) for _, message in cell.sent)
+
+
+def test_a_slow_worker_with_progress_is_not_fenced(cell: Cell) -> None:
+    epoch = cell.join()
+    cell.submit()
+    for count in range(30):
+        cell.now += 0.2
+        cell.tell(b"w", WorkerBeat(epoch, count, True))
+        cell.tell(b"g", GatewayBeat([]))
+    assert not any(isinstance(message, Fence) for _, message in cell.sent)
+
+
+def test_a_plan_that_an_idle_worker_does_not_answer_comes_again_once(cell: Cell) -> None:
+    epoch = cell.join()
+    cell.submit()
+    for _ in range(7):
+        cell.now += 0.2
+        cell.tell(b"w", WorkerBeat(epoch, 0, False))
+    first, second, *again = cell.plans()
+    assert again == [first, second]
+    for _ in range(7):
+        cell.now += 0.2
+        cell.tell(b"w", WorkerBeat(epoch, 0, False))
+    assert any(isinstance(message, Fence) for _, message in cell.sent)
+
+
+def test_a_result_that_does_not_fit_fences(cell: Cell) -> None:
+    cell.join()
+    cell.submit()
+    assert isinstance(cell.answer(cell.plans()[0], 50, 51)[0], Fence)
+    assert cell.outputs() == []
+
+
+def test_a_repeated_result_is_dropped(cell: Cell) -> None:
+    cell.join()
+    cell.submit()
+    plan = cell.plans()[0]
+    cell.answer(plan, 50)
+    assert cell.answer(plan, 50) == []
+    assert cell.outputs() == [(0, 0, [50], None)]
+
+
+def test_a_failed_row_ends_its_request_and_no_other(cell: Cell) -> None:
+    cell.join()
+    cell.submit("bad")
+    cell.submit("good")
+    plan = cell.plans()[0]
+    cell.tell(b"w", Result(plan.epoch, plan.step, pack_ints([50]), errors=[RowError(0, "NaN")]))
+    rejected = [m for _, m in cell.sent if isinstance(m, Rejected)]
+    assert [(m.request, m.reason, m.text) for m in rejected] == [("bad", Reason.FAILED, "NaN")]
+    assert list(cell.scheduler.requests) == ["good"]
+
+
+def test_a_beat_that_shows_a_gap_is_sent_what_is_missing(cell: Cell) -> None:
+    cell.join()
+    cell.submit(max_tokens=5)
+    cell.answer(cell.plans()[0], 50)
+    cell.answer(cell.plans()[1], 51)
+    lost = GatewayBeat([OpenRequest("r", 0, {0: 1})])
+    cell.sent.clear()
+    cell.tell(b"g", lost)
+    assert cell.outputs() == []
+    cell.tell(b"g", lost)
+    assert cell.outputs() == [(0, 1, [51], None)]
+
+
+def test_the_end_of_a_choice_is_sent_again_while_others_go_on(cell: Cell) -> None:
+    cell.join()
+    cell.submit(choices=2, eos_token_ids=(7,), max_tokens=9)
+    cell.answer(cell.plans()[0], 7, 50)
+    assert (0, 0, [7], Finish.STOP) in cell.outputs()
+    lost = GatewayBeat([OpenRequest("r", 0, {0: 0, 1: 1})])
+    cell.tell(b"g", lost)
+    cell.sent.clear()
+    cell.tell(b"g", lost)
+    assert (0, 0, [7], Finish.STOP) in cell.outputs()
+
+
+def test_a_new_scheduler_says_what_it_does_not_know(cell: Cell) -> None:
+    line = OpenRequest("r", 0, {0: 1})
+    (pulse,) = cell.tell(b"g", GatewayBeat([line]))
+    assert isinstance(pulse, Pulse)
+    assert (pulse.epoch, pulse.unknown) == (EPOCH, ["r"])
+
+
+def test_a_resubmitted_request_goes_on_where_it_was(cell: Cell) -> None:
+    cell.join()
+    states = [
+        ChoiceState(0, pack_ints([50, 51])),
+        ChoiceState(1, pack_ints([60]), finished=True),
+        ChoiceState(2),
+    ]
+    cell.submit(states=states, attempt=3, max_tokens=4)
+    tokens = list(unpack_ints(cell.plans()[0].tokens))
+    assert tokens == [0, 1, 2, 3, 4, 5, 50, 51, 0, 1, 2, 3, 4, 5]
+    cell.answer(cell.plans()[0], 52, 70)
+    assert cell.outputs() == [(0, 2, [52], None), (2, 0, [70], None)]
+
+
+def test_a_resubmitted_choice_whose_end_was_lost_ends(cell: Cell) -> None:
+    cell.join()
+    cell.submit(states=[ChoiceState(0, pack_ints([50, 51, 52]))])
+    assert cell.outputs() == [(0, 3, [], Finish.LENGTH)]
+    assert not cell.scheduler.requests
+
+
+def test_an_older_attempt_is_void(cell: Cell) -> None:
+    cell.join()
+    cell.submit(attempt=1)
+    cell.submit(attempt=0)
+    cell.submit(attempt=1)
+    assert len(cell.plans()) == 2
+    cell.tell(b"g", Abort("r", 0))
+    assert list(cell.scheduler.requests) == ["r"]
+    cell.submit(attempt=2)
+    assert cell.scheduler.requests["r"].attempt == 2
+
+
+@pytest.mark.parametrize("how", ["bye", "silence", "lost"])
+def test_a_gateway_that_goes_takes_its_requests_with_it(cell: Cell, how: str) -> None:
+    epoch = cell.join()
+    cell.submit(max_tokens=50)
+    if how == "bye":
+        cell.tell(b"g", GatewayBye())
+    elif how == "lost":
+        cell.events(Lost(b"g"))
+    else:
+        for _ in range(12):
+            cell.now += 0.2
+            cell.tell(b"w", WorkerBeat(epoch, int(cell.now * 10), True))
+    assert not cell.scheduler.requests
+    planner = next(iter(cell.scheduler._workers.values())).planner
+    assert planner.pool.held == 0
+
+
+def test_prompts_without_an_answer_to_give(cell: Cell) -> None:
+    cell.join()
+    cell.submit(max_tokens=0, choices=2)
+    cell.answer(cell.plans()[0])
+    assert cell.outputs() == [(0, 0, [], Finish.LENGTH), (1, 0, [], Finish.LENGTH)]
+
+
+def test_another_protocol_or_model_is_refused(cell: Cell) -> None:
+    assert isinstance(cell.tell(b"g", GatewayHello(PROTOCOL + 1))[0], Refused)
+    cell.join()
+    other = WorkerHello(PROTOCOL, "host", 1, 1, "other model", "class", 4, 9, 9, 9, 9, 9)
+    assert isinstance(cell.tell(b"x", other)[0], Refused)
+
+
+def test_work_goes_where_the_least_is_to_do_after_prefix_hits(cell: Cell) -> None:
+    cell.join(b"one")
+    cell.submit("a", prompt=40, max_tokens=1)
+    cell.answer(cell.plans(b"one")[0], 50, peer=b"one")
+    cell.join(b"two")
+    cell.submit("b", prompt=40, max_tokens=9)
+    assert len(cell.plans(b"two")) == 0
+    first = [m for to, m in cell.sent if to == b"g" and isinstance(m, Outputs)]
+    assert first
+    cell.tell(
+        b"g",
+        Submit("c", 0, pack_ints([9] * 40), SamplingParams(max_tokens=9, seed=1), [ChoiceState(0)]),
+    )
+    assert len(cell.plans(b"two")) == 2
