@@ -1,12 +1,10 @@
-import string
-from pathlib import Path
+"""Small tokenizers of each kind, made here."""
 
-import pytest
+import string
+
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pagefleet.byte_alphabet import CHARACTER_OF_BYTE
-from pagefleet_worker.download import DownloadError
-from pagefleet_worker.prepare import DEFAULT_MODEL, default_cache, prepare
 
 SPECIAL_TOKENS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
@@ -78,12 +76,3 @@ BACKENDS = {
     "metaspace": metaspace_tokenizer,
     "metaspace decoder": metaspace_decoder_tokenizer,
 }
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    """The prepared folder of the default model."""
-    try:
-        return prepare(DEFAULT_MODEL, default_cache())
-    except DownloadError as error:
-        pytest.skip(f"The default model cannot be had here: {error}")

@@ -1,0 +1,233 @@
+"""GGUF files written here, and the default model, against what transformers makes of them."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter, TokenType
+from tokenizers import Tokenizer
+
+from pagefleet.byte_alphabet import CHARACTER_OF_BYTE
+from pagefleet.manifest import Manifest
+from pagefleet_worker.gguf_model import gguf_model
+from pagefleet_worker.model_files import ModelError
+
+MERGES = ["h e", "l l", "Ġ t", "Ġt he", "1 2", "12 3", "Ã ©", "' s", "Ċ Ċ", "Ġ Ġ"]
+SPECIAL = ["<s>", "</s>", "<|eot|>"]
+TOKENS = [*CHARACTER_OF_BYTE, *(merge.replace(" ", "") for merge in MERGES), "<tool>", *SPECIAL]
+TYPES = [TokenType.NORMAL] * (len(TOKENS) - 4) + [TokenType.USER_DEFINED] + [TokenType.CONTROL] * 3
+BOS, EOS, EOT = (TOKENS.index(token) for token in SPECIAL)
+
+
+def gguf_file(path: Path, architecture: str = "llama", pre: str = "smollm", **extra) -> Path:
+    """A GGUF file of one small tensor; `extra` are tensors by name and metadata by key."""
+    writer = GGUFWriter(path, architecture)
+    writer.add_context_length(256)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(48)
+    writer.add_block_count(2)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(500000.0)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(TOKENS)
+    writer.add_token_types(TYPES)
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(EOS)
+    writer.add_eot_token_id(EOT)
+    for key, value in extra.items():
+        name = key.replace("__", ".")
+        if isinstance(value, np.ndarray):
+            writer.add_tensor(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        elif isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        else:
+            writer.add_float32(name, value)
+    writer.add_tensor("token_embd.weight", np.zeros((len(TOKENS) + 5, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+def test_the_config_in_hugging_faces_terms(tmp_path, architecture):
+    from transformers import AutoConfig
+
+    path = gguf_file(
+        tmp_path / "m.gguf", architecture, **{f"{architecture}__attention__key_length": 16}
+    )
+    config = gguf_model(path, "m").config
+    loaded = AutoConfig.for_model(**config)
+    assert loaded.architectures[0].lower() == f"{architecture}forcausallm"
+    assert (loaded.hidden_size, loaded.intermediate_size, loaded.num_hidden_layers) == (32, 48, 2)
+    assert (loaded.num_attention_heads, loaded.num_key_value_heads, loaded.head_dim) == (4, 2, 16)
+    assert loaded.rope_parameters["rope_theta"] == 500000.0
+    assert loaded.rms_norm_eps == pytest.approx(1e-6)
+    assert loaded.vocab_size == len(TOKENS) + 5
+    assert loaded.tie_word_embeddings
+
+
+def test_the_files_of_a_prepared_gguf_model(tmp_path):
+    path = gguf_file(tmp_path / "m.gguf", tokenizer__chat_template="{{ messages[0].content }}")
+    folder = tmp_path / "prepared"
+    folder.mkdir()
+    gguf_model(path, "m").write(folder)
+    manifest = Manifest.load(folder)
+    assert manifest.eos_token_ids == (EOS, EOT)
+    assert (manifest.bos_token, manifest.eos_token) == ("<s>", "</s>")
+    assert manifest.weights.paths == (str(path),)
+    assert (folder / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
+
+
+def test_output_weights_and_biases_are_seen(tmp_path):
+    tensors = {"output__weight": np.zeros((4, 32), np.float32)}
+    tensors["blk__0__attn_q__bias"] = np.zeros(32, np.float32)
+    config = gguf_model(gguf_file(tmp_path / "m.gguf", **tensors), "m").config
+    assert (config["tie_word_embeddings"], config["attention_bias"]) == (False, True)
+
+
+def test_yarn_scaling_is_kept(tmp_path):
+    scaling = {
+        "llama__rope__scaling__type": "yarn",
+        "llama__rope__scaling__factor": 4.0,
+        "llama__rope__scaling__original_context_length": 64,
+    }
+    config = gguf_model(gguf_file(tmp_path / "m.gguf", **scaling), "m").config
+    expected = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    assert config["rope_scaling"] == expected
+
+
+def test_llama3_scaling_is_recovered_from_its_factors(tmp_path):
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    theirs = LlamaConfig(
+        head_dim=64,
+        rope_parameters={"rope_theta": 500000.0, **scaling},
+        max_position_embeddings=1 << 17,
+    )
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs, "cpu")
+    plain = 500000.0 ** -(np.arange(0, 64, 2) / 64)
+    factors = (plain / frequencies.numpy()).astype(np.float32)
+    tensors = {"rope_freqs__weight": factors, "llama__attention__key_length": 64}
+    path = gguf_file(tmp_path / "m.gguf", **tensors)
+    assert gguf_model(path, "m").config["rope_scaling"] == pytest.approx(scaling)
+
+    other = gguf_file(tmp_path / "o.gguf", **tensors | {"rope_freqs__weight": factors**2})
+    with pytest.raises(ModelError, match="not Llama 3's frequency scaling"):
+        gguf_model(other, "o")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"architecture": "gemma3"}, "architecture 'gemma3' is not supported"),
+        ({"pre": "default"}, "pre-tokenizer 'default' is not known"),
+        ({"llama__rope__scaling__type": "longrope"}, "rope scaling 'longrope'"),
+    ],
+)
+def test_what_cannot_be_served_is_said(tmp_path, options, reason):
+    with pytest.raises(ModelError, match=reason):
+        gguf_model(gguf_file(tmp_path / "m.gguf", **options), "m")
+
+
+def test_a_file_that_is_not_gguf_is_refused(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"PK\x03\x04" + bytes(100))
+    with pytest.raises(ModelError, match="is no GGUF file"):
+        gguf_model(path, "m")
+
+
+def random_texts(count: int = 200) -> list[str]:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    parts = ["the", " the", "hello", "1", "123", "1234", "'s", "'S", "é", "e\u0301", "中", "😀"]
+    parts += ["\n", " ", "  ", "\t", "\r\n", "!?", "<tool>", "</s>", "</s", "½", "\u00a0", "_"]
+    return ["".join(rng.choices(parts, k=12)) for _ in range(count)]
+
+
+def test_qwen2s_cut_is_transformers(tmp_path):
+    from transformers import Qwen2Tokenizer
+
+    ours = gguf_model(gguf_file(tmp_path / "m.gguf", "qwen2", "qwen2"), "m").tokenizer
+    theirs = Qwen2Tokenizer(
+        vocab={token: i for i, token in enumerate(TOKENS)},
+        merges=[tuple(merge.split(" ")) for merge in MERGES],
+        extra_special_tokens=SPECIAL,
+    )
+    theirs.add_tokens(["<tool>"])
+    for text in random_texts():
+        assert ours.encode(text).ids == theirs(text)["input_ids"]
+
+
+def test_gpt2s_cut_is_transformers(tmp_path):
+    from transformers import GPT2Tokenizer
+
+    ours = gguf_model(gguf_file(tmp_path / "m.gguf", pre="gpt-2"), "m").tokenizer
+    theirs = GPT2Tokenizer(
+        vocab={token: i for i, token in enumerate(TOKENS)},
+        merges=[tuple(merge.split(" ")) for merge in MERGES],
+        extra_special_tokens=SPECIAL,
+        unk_token="<s>",
+        bos_token="<s>",
+        eos_token="</s>",
+    )
+    theirs.add_tokens(["<tool>"])
+    for text in random_texts():
+        assert ours.encode(text).ids == theirs(text)["input_ids"]
+
+
+def test_llama3s_cut_and_its_bos(tmp_path):
+    tokenizer = gguf_model(gguf_file(tmp_path / "m.gguf", pre="llama-bpe"), "m").tokenizer
+    assert tokenizer.encode("the 1234").tokens == ["<s>", "t", "he", "Ġ", "123", "4"]
+    without = gguf_file(tmp_path / "n.gguf", pre="llama-bpe", tokenizer__ggml__add_bos_token=False)
+    assert gguf_model(without, "n").tokenizer.encode("he").tokens == ["he"]
+
+
+@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe"])
+def test_text_survives_the_tokenizer(tmp_path, pre):
+    tokenizer = gguf_model(gguf_file(tmp_path / "m.gguf", pre=pre), "m").tokenizer
+    for text in random_texts():
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_smollm_takes_digits_one_by_one(tmp_path):
+    tokenizer = gguf_model(gguf_file(tmp_path / "m.gguf"), "m").tokenizer
+    assert tokenizer.encode("the 123").tokens == ["t", "he", "Ġ", "1", "2", "3"]
+
+
+@pytest.mark.slow
+def test_the_default_models_ids_are_transformers_but_for_digits(smollm2):
+    """transformers knows no rule named smollm and takes GPT-2's, which cuts digits otherwise."""
+    from transformers import AutoTokenizer
+
+    weights = Path(Manifest.load(smollm2).weights.paths[0])
+    theirs = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+    ours = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+    for text in random_texts():
+        plain = "".join(character for character in text if not character.isnumeric())
+        assert ours.encode(plain).ids == theirs(plain)["input_ids"]
+
+
+def test_the_default_model_takes_digits_one_by_one(smollm2):
+    tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+    assert tokenizer.encode("In 2024\t1").tokens == ["In", "Ġ", *"2024", "ĉ", "1"]

@@ -1,0 +1,168 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from pagefleet.manifest import Manifest, SamplingDefaults, Weights
+from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.prepare import prepare
+
+HEAVY = ("torch", "transformers", "numpy", "gguf", "tokenizers", "huggingface_hub")
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 300,
+    "max_position_embeddings": 64,
+    "eos_token_id": 257,
+}
+
+
+def command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pagefleet_worker.prepare", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path), **environment},
+    )
+
+
+def hf_folder(folder: Path, echo: Path, config: dict = CONFIG) -> Path:
+    """A model in Hugging Face's layout with the tokenizer of the prepared echo model."""
+    import numpy as np
+    from transformers import PreTrainedTokenizerFast
+
+    folder.mkdir()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(echo / "tokenizer.json"), bos_token="<|bos|>", eos_token="<|eos|>"
+    )
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [259, 257], "temperature": 0.6, "top_k": 20})
+    )
+    save_file({"w": np.zeros(3, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory):
+    return prepare("echo", tmp_path_factory.mktemp("echo"))
+
+
+def test_the_echo_models_bytes_are_their_own_ids(echo):
+    tokenizer = Tokenizer.from_file(str(echo / "tokenizer.json"))
+    manifest = Manifest.load(echo)
+    text = "Hé😀 \n\0 it's 12345"
+    assert tokenizer.encode(text).ids == list(text.encode())
+    assert tokenizer.encode("<|im_start|>a<|eos|>").ids == [258, 97, 257]
+    assert manifest.vocab_size == tokenizer.get_vocab_size() == 260
+    assert (manifest.weights.kind, manifest.max_model_len) == ("none", 4096)
+    assert manifest.eos_token_ids == (257, 259)
+
+
+def test_the_folders_path_is_all_that_stdout_holds(tmp_path):
+    made = command("echo", "--cache", str(tmp_path))
+    out, err = made.communicate(timeout=60)
+    assert (made.returncode, out) == (0, f"{next((tmp_path / 'models').glob('echo-*'))}\n")
+    assert err == "pagefleet: Preparing echo.\n"
+
+
+def test_a_prepared_model_is_found_without_heavy_imports(tmp_path):
+    prepare("echo", tmp_path)
+    program = (
+        "import sys; from pathlib import Path; from pagefleet_worker.prepare import prepare\n"
+        f"prepare('echo', Path({str(tmp_path)!r})); sys.exit(str(sys.modules.keys() & {HEAVY!r}))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert found.stderr == "set()\n"
+
+
+def test_two_processes_at_once_agree(tmp_path):
+    both = [command("echo", "--cache", str(tmp_path)) for _ in range(2)]
+    folders = {process.communicate(timeout=60)[0] for process in both}
+    assert len(folders) == 1
+    Manifest.load(Path(folders.pop().strip()))
+    assert not list((tmp_path / "models").glob(".making-*"))
+
+
+def test_a_half_made_folder_is_made_again(tmp_path):
+    folder = prepare("echo", tmp_path)
+    (folder / "pagefleet.json").write_text("{")
+    assert prepare("echo", tmp_path) == folder
+    assert Manifest.load(folder).name == "echo"
+
+
+def test_a_folder_in_hugging_faces_layout(tmp_path, echo):
+    model = hf_folder(tmp_path / "tiny", echo)
+    folder = prepare(str(model), tmp_path)
+    manifest = Manifest.load(folder)
+    assert manifest.name == "tiny"
+    assert manifest.architecture == "llama"
+    assert manifest.weights == Weights("safetensors", (str(model / "model.safetensors"),))
+    assert manifest.eos_token_ids == (259, 257)
+    assert (manifest.bos_token, manifest.eos_token) == ("<|bos|>", "<|eos|>")
+    assert manifest.sampling == SamplingDefaults(temperature=0.6, top_k=20)
+    assert json.loads((folder / "config.json").read_text()) == CONFIG
+    assert (folder / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
+    assert Tokenizer.from_file(str(folder / "tokenizer.json")).encode("é").ids == list("é".encode())
+
+
+def test_changed_weights_have_another_folder_and_fingerprint(tmp_path, echo):
+    import numpy as np
+
+    model = hf_folder(tmp_path / "tiny", echo)
+    before = prepare(str(model), tmp_path)
+    save_file({"w": np.ones(3, np.float32)}, model / "model.safetensors")
+    after = prepare(str(model), tmp_path)
+    assert before != after
+    assert Manifest.load(before).fingerprint != Manifest.load(after).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("config.json", None, "lacks config.json"),
+        ("config.json", "{", "is not JSON"),
+        ("config.json", '{"model_type": "llama"}', "lacks 'vocab_size'"),
+        ("model.safetensors", None, "holds no .safetensors file"),
+        ("generation_config.json", '{"top_k": "all"}', "generation_config of tiny is malformed"),
+    ],
+)
+def test_what_a_folder_lacks_is_said(tmp_path, echo, file, content, reason):
+    model = hf_folder(tmp_path / "tiny", echo)
+    (model / file).unlink()
+    if content is not None:
+        (model / file).write_text(content)
+    with pytest.raises(ModelError, match=reason):
+        prepare(str(model), tmp_path)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path):
+    failed = command(
+        "nobody/nothing", "--cache", str(tmp_path),
+        HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path),
+    )  # fmt: skip
+    out, err = failed.communicate(timeout=60)
+    assert (failed.returncode, out) == (1, "")
+    _, reason = err.splitlines()
+    assert "neither a local folder, a .gguf file nor an alias" in reason
+
+
+def test_the_default_model(smollm2):
+    manifest = Manifest.load(smollm2)
+    assert manifest.name == "smollm2-135m-instruct"
+    assert manifest.weights.kind == "gguf"
+    assert (manifest.vocab_size, manifest.max_model_len) == (49152, 8192)
+    assert (manifest.eos_token, manifest.eos_token_ids) == ("<|im_end|>", (2,))
