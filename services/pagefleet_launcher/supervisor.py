@@ -6,8 +6,9 @@ wrong: another start cannot mend that, so it ends them all.
 
 Children stand in stages, in order of their start. They are drained in reverse: a stage gets SIGTERM
 when those after it have ended, and is kept alive until then, because the later ones still work with
-it. What has not ended at the deadline is killed. A first signal (SIGINT, SIGTERM, SIGHUP) drains,
-a second one kills at once.
+it. What has not ended at the deadline is killed. SIGINT, SIGTERM and SIGHUP drain; a SIGINT during
+the drain (a second Ctrl-C) kills at once. A second SIGTERM does not, because timeout(1) and others
+send it to a process and to its group.
 """
 
 import asyncio
@@ -33,17 +34,19 @@ def next_pause(last: float, lived: float) -> float:
 
 
 class Interrupts:
-    """The signals that ask the launcher to end: `drain` is set by the first, `kill` by a second."""
+    """The signals that ask for an end: `drain` is set by the first, `kill` by a second Ctrl-C."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
         self.kill = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._count)
+            loop.add_signal_handler(number, self._note, number)
 
-    def _count(self) -> None:
-        (self.kill if self.drain.is_set() else self.drain).set()
+    def _note(self, number: signal.Signals) -> None:
+        if self.drain.is_set() and number == signal.SIGINT:
+            self.kill.set()
+        self.drain.set()
 
 
 class Child:

@@ -17,7 +17,7 @@ def main(name, events, behaviour):
         note("asked")
         if behaviour == "stubborn":
             return
-        time.sleep(0.05)
+        time.sleep(0.3 if behaviour == "slow" else 0.05)
         note("ended")
         sys.exit(0)
 

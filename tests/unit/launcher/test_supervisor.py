@@ -74,15 +74,25 @@ def test_what_does_not_end_in_time_is_killed(cell):
     assert not cell.alive()
 
 
-def test_a_second_signal_kills_at_once(cell):
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_draining_kills_at_once(cell, first):
     cell.start({"scheduler": "serve"}, {"gateway": "stubborn"}, drain_timeout=60)
-    cell.signal(signal.SIGINT)
+    cell.signal(first)
     cell.wait_for("gateway", "asked")
     began = time.monotonic()
     cell.signal(signal.SIGINT)
     assert cell.end()[0] == 1
     assert time.monotonic() - began < 2
     assert not cell.alive()
+
+
+def test_a_second_sigterm_changes_nothing(cell):
+    cell.start({"gateway": "slow"})
+    cell.signal(signal.SIGTERM)
+    cell.wait_for("gateway", "asked")
+    cell.signal(signal.SIGTERM)
+    assert cell.end() == (0, "")
+    assert [event.what for event in cell.events()] == ["started", "asked", "ended"]
 
 
 def test_a_signal_during_a_pause_ends_the_child_for_good(cell):

@@ -1,0 +1,99 @@
+"""What can be checked of compose/ without an engine: that all it names exists."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pagefleet.settings import GatewaySettings, SchedulerSettings, WorkerSettings, parse
+
+ROOT = Path(__file__).parents[3]
+COMPOSE = yaml.safe_load((ROOT / "compose/compose.yml").read_text())
+SERVICES = COMPOSE["services"]
+SETTINGS = {"gateway": GatewaySettings, "scheduler": SchedulerSettings, "worker": WorkerSettings}
+
+
+def instructions(dockerfile):
+    """Pairs of an instruction's name and its text."""
+    text = (ROOT / "compose" / dockerfile).read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [tuple(line.split(maxsplit=1)) for line in lines]
+
+
+def settings(service):
+    return parse(SETTINGS[service], SERVICES[service]["command"], env={})
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_a_dockerfile_copies_only_what_exists_and_starts_its_service(service):
+    steps = instructions(f"Dockerfile.{service}")
+    sources = [s for name, rest in steps if name == "COPY" for s in rest.split()[:-1]]
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "pyproject.toml" in sources
+    assert all((ROOT / source).exists() and f"!{source}" in ignored for source in sources)
+    assert steps[-1] == ("ENTRYPOINT", f'["pagefleet", "{service}"]')
+
+
+@pytest.mark.parametrize(
+    ("service", "torch"), [("gateway", False), ("scheduler", False), ("worker", True)]
+)
+def test_only_the_worker_s_image_has_torch(service, torch):
+    run = dict(instructions(f"Dockerfile.{service}"))["RUN"]
+    words = shlex.split(run)
+    assert (".[worker]" in words) is torch
+    assert ("." in words) is not torch
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_is_built_from_a_dockerfile_that_exists(service):
+    build = SERVICES[service]["build"]
+    context = ROOT / "compose" / build["context"]
+    assert context.resolve() == ROOT
+    assert (context / build["dockerfile"]).is_file()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_mounts_volumes_that_are_declared_on_folders_that_its_image_makes(service):
+    dockerfile = Path(SERVICES[service]["build"]["dockerfile"]).name
+    made = dict(instructions(dockerfile))["RUN"].split()
+    for mount in SERVICES[service]["volumes"]:
+        volume, folder = mount.split(":")
+        assert volume in COMPOSE["volumes"]
+        assert folder in made
+
+
+def test_the_services_meet_at_the_same_sockets_in_the_shared_volume():
+    gateway, scheduler, worker = (settings(s) for s in ("gateway", "scheduler", "worker"))
+    assert gateway.gateway_endpoint == scheduler.gateway_endpoint
+    assert worker.worker_endpoint == scheduler.worker_endpoint
+    for endpoint in (scheduler.gateway_endpoint, scheduler.worker_endpoint):
+        assert endpoint.startswith("ipc:///run/pagefleet/")
+    for service in SETTINGS:
+        assert "run:/run/pagefleet" in SERVICES[service]["volumes"]
+
+
+def test_the_gateway_listens_where_its_port_is_published_and_has_time_to_drain():
+    gateway = settings("gateway")
+    assert SERVICES["gateway"]["ports"] == [f"127.0.0.1:{gateway.port}:{gateway.port}"]
+    assert gateway.host == "0.0.0.0"
+    grace = float(SERVICES["gateway"]["stop_grace_period"].removesuffix("s"))
+    assert grace > gateway.shutdown_timeout
+
+
+def test_the_prepared_model_is_the_one_that_is_served(tmp_path):
+    """Runs the very script, with the model `echo` and its paths moved under the test's folder."""
+    [script] = SERVICES["prepare"]["command"]
+    script = script.replace("$$", "$").replace("/models", str(tmp_path / "models"))
+    script = script.replace("python ", f"{shlex.quote(sys.executable)} ")
+    (tmp_path / "models").mkdir()
+    subprocess.run(
+        [*SERVICES["prepare"]["entrypoint"], script],
+        env={"MODEL": "echo", "PATH": "/usr/bin:/bin"},
+        check=True,
+    )
+    for service in ("gateway", "worker"):
+        served = Path(settings(service).model.replace("/models", str(tmp_path / "models")))
+        assert (served / "pagefleet.json").exists()
