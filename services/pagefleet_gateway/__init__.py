@@ -1,0 +1,1 @@
+"""The gateway: the OpenAI API over HTTP in front, tokens to and from the scheduler behind."""

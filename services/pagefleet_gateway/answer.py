@@ -5,6 +5,7 @@ before the first piece of its choices (the link sees to that), and tokens that c
 prefix cache are counted once for each prompt, whatever happened to the request on its way.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -76,20 +77,20 @@ class Answer:
 
     def take(self, news: Iterable[News]) -> dict[int, Piece]:
         """What became certain with the news, by choice."""
-        pieces: dict[int, Piece] = {}
+        pieces: dict[int, list[Piece]] = defaultdict(list)
         for item in news:
             match item:
                 case Rejected():
                     raise from_rejection(item)
+                case Output(finish=Finish.ERROR):
+                    raise internal_error("request_failed")
                 case PromptOutput():
                     self._take_prompt(item)
                 case Output():
-                    piece = self._take_output(item)
-                    if item.choice in pieces:
-                        pieces[item.choice].extend(piece)
-                    else:
-                        pieces[item.choice] = piece
-        return pieces
+                    self._count_cached(item)
+                    if not self.choices[item.choice].finished:
+                        pieces[item.choice].append(self.choices[item.choice].push(item))
+        return {index: Piece.joined(parts) for index, parts in pieces.items()}
 
     def cut_choices(self, indices: Iterable[int]) -> Iterator[tuple[str, int]]:
         """Request and number of those choices that a stop string ended."""
@@ -113,16 +114,10 @@ class Answer:
             offset=len(generation.echo[number]) if generation.echo else 0,
         )
 
-    def _take_output(self, item: Output) -> Piece:
-        if item.finish is Finish.ERROR:
-            raise internal_error("request_failed")
+    def _count_cached(self, item: Output) -> None:
         prompt = self._by_request[item.request]
         if prompt.cached is None:
             prompt.cached = item.cached
-        choice = self.choices[item.choice]
-        if choice.finished:
-            return Piece()
-        return choice.push(item)
 
     def _take_prompt(self, item: PromptOutput) -> None:
         prompt = self._by_request[item.request]

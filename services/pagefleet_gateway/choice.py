@@ -30,12 +30,16 @@ class Piece:
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it."""
 
-    def extend(self, later: "Piece") -> None:
-        """Append the next piece."""
-        self.text += later.text
-        self.entries += later.entries
-        self.tokens += later.tokens
-        self.finish, self.stop_reason = later.finish, later.stop_reason
+    @classmethod
+    def joined(cls, pieces: "Sequence[Piece]") -> "Piece":
+        """Consecutive pieces as one."""
+        return cls(
+            "".join(piece.text for piece in pieces),
+            [entry for piece in pieces for entry in piece.entries],
+            [token for piece in pieces for token in piece.tokens],
+            pieces[-1].finish,
+            pieces[-1].stop_reason,
+        )
 
 
 class Choice:
@@ -69,10 +73,8 @@ class Choice:
         self._held: list[TokenEntry] = []
 
     def push(self, output: Output) -> Piece:
-        """Take the next tokens in; nothing comes of them once the choice is finished."""
+        """Take the next tokens in; the choice is not finished."""
         piece = Piece()
-        if self.finished:
-            return piece
         tokens = unpack_ints(output.tokens)
         if self._by_token:
             self._push_each(tokens, output, piece)

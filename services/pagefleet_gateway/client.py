@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from pagefleet.transport import Peer
-from pagefleet.wire import Submit, WireError, decode_to_gateway, encode
+from pagefleet.wire import Reason, Rejected, Submit, WireError, decode_to_gateway, encode
 from pagefleet_gateway.link import BEAT_SECONDS, News, Reaction, SchedulerLink
 
 _LOG = logging.getLogger(__name__)
@@ -150,6 +150,12 @@ class SchedulerClient:
     def end_choices(self, request: str, choices: Iterable[int]) -> None:
         """Stop generating these choices; no more news of them will come."""
         self._carry_out(self.link.abort(request, choices))
+
+    def refuse_all(self, text: str) -> None:
+        """End every open request, saying why."""
+        for request, mailbox in self._mailboxes.items():
+            self._carry_out(self.link.abort(request))
+            mailbox.put(Rejected(request, 0, Reason.OVERLOADED, text))
 
     def _receive(self) -> None:
         for frame in self._peer.receive() if self._peer else ():

@@ -84,6 +84,17 @@ def http_error(status: int, message: str, code: str | None = None) -> ApiError:
     return ApiError(status, message, type=type, code=code)
 
 
+def unknown_model(name: str) -> ApiError:
+    """Some other model is served."""
+    return ApiError(
+        404,
+        f"The model {name!r} is not served here; /v1/models lists what is.",
+        type="invalid_request_error",
+        param="model",
+        code="model_not_found",
+    )
+
+
 def unavailable(message: str, code: str) -> ApiError:
     """No service at the moment."""
     return ApiError(

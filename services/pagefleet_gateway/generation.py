@@ -5,7 +5,7 @@ request are numbered over all its prompts: choice i of prompt k has index k * be
 scheduler, so that equal prompts in a list are sampled differently.
 
 Understanding a body tokenizes, so it is not for the event loop. Whatever is not acceptable raises
-an `ApiError` of status 400 that names the field.
+an `ApiError`: 400 that names the field, or 404 for a model that is not served.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from uuid import uuid4
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import ChoiceState, Submit, pack_ints
-from pagefleet_gateway.errors import bad_request
+from pagefleet_gateway.errors import bad_request, unknown_model
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.prompts import chat_prompt, completion_prompts, echoed, encode, truncated
-from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody
+from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody, parse
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
 _MAX_BIAS: Final = 100.0
@@ -57,6 +57,8 @@ class Generation:
     """Alternatives to show beside each token; None shows no logprobs."""
     echo: list[str] | None
     """The text of each prompt, where it is to precede the answer."""
+    ignored: list[str]
+    """Fields of the body of which nothing is known."""
 
     @property
     def params(self) -> SamplingParams:
@@ -82,9 +84,11 @@ class Generation:
         return bool(options and options.continuous_usage_stats)
 
 
-def understand_completion(body: CompletionBody, model: ServedModel, limits: Limits) -> Generation:
+def understand_completion(content: bytes, model: ServedModel, limits: Limits) -> Generation:
     """Decide what a body of `/v1/completions` asks for."""
-    _check_stream_options(body)
+    parsed = parse(content, CompletionBody)
+    body = parsed.body
+    _check_shared(body, model)
     n = body.n or 1
     best_of = body.best_of or n
     if body.max_tokens == 0 and not body.echo:
@@ -115,12 +119,15 @@ def understand_completion(body: CompletionBody, model: ServedModel, limits: Limi
         best_of=best_of,
         logprobs=body.logprobs,
         echo=echoed(body, prompts, model) if body.echo else None,
+        ignored=parsed.ignored,
     )
 
 
-def understand_chat(body: ChatBody, model: ServedModel, limits: Limits) -> Generation:
+def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Generation:
     """Decide what a body of `/v1/chat/completions` asks for."""
-    _check_stream_options(body)
+    parsed = parse(content, ChatBody)
+    body = parsed.body
+    _check_shared(body, model)
     n = body.n or 1
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
@@ -154,6 +161,7 @@ def understand_chat(body: ChatBody, model: ServedModel, limits: Limits) -> Gener
         best_of=n,
         logprobs=logprobs,
         echo=None,
+        ignored=parsed.ignored,
     )
 
 
@@ -219,7 +227,9 @@ def _submits(
     ]
 
 
-def _check_stream_options(body: GenerationBody) -> None:
+def _check_shared(body: GenerationBody, model: ServedModel) -> None:
+    if body.model not in (None, model.name):
+        raise unknown_model(body.model)
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options needs stream to be true.", "stream_options")
 

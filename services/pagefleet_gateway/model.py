@@ -1,7 +1,7 @@
 """The model that a gateway serves: its small files, read once at start."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -46,20 +46,9 @@ class ServedModel:
         """What each token stands for."""
         return self.tokenizer.vocabulary
 
-    def encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        """The ids of each text.
-
-        Raises:
-            PromptError: one has no encoding, or must be too long.
-        """
-        for text in texts:
-            self.tokenizer.check(text)
-        encode = self.tokenizer.backend.encode_batch_fast
-        return [
-            encoding.ids for encoding in encode(list(texts), add_special_tokens=add_special_tokens)
-        ]
-
-    def encode_chat(self, conversation: Mapping[str, Any]) -> list[int]:
+    def encode_chat(
+        self, conversation: Mapping[str, Any], continue_final_message: bool
+    ) -> list[int]:
         """The ids of a conversation, rendered by the model's own template.
 
         Raises:
@@ -68,4 +57,4 @@ class ServedModel:
         """
         if self.chat_prompts is None:
             raise PromptError("The model has no chat template; use /v1/completions.")
-        return self.chat_prompts.encode(conversation)
+        return self.chat_prompts.encode(conversation, continue_final_message)

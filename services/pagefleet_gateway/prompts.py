@@ -54,8 +54,13 @@ def chat_prompt(body: ChatBody, model: ServedModel) -> list[int]:
     """The ids of the conversation, rendered by the model's template.
 
     Raises:
-        ApiError: 400 that names `messages` or `chat_template_kwargs`.
+        ApiError: 400 that names the field.
     """
+    if body.continue_final_message and body.add_generation_prompt:
+        raise bad_request(
+            "add_generation_prompt and continue_final_message exclude each other.",
+            "continue_final_message",
+        )
     variables = body.chat_template_kwargs or {}
     if refused := variables.keys() - TEMPLATE_VARIABLES:
         raise bad_request(
@@ -71,10 +76,11 @@ def chat_prompt(body: ChatBody, model: ServedModel) -> list[int]:
     conversation = {
         **variables,
         "messages": messages,
-        "add_generation_prompt": body.add_generation_prompt is not False,
+        "add_generation_prompt": not body.continue_final_message
+        and body.add_generation_prompt is not False,
     }
     try:
-        return model.encode_chat(conversation)
+        return model.encode_chat(conversation, bool(body.continue_final_message))
     except (PromptError, ChatTemplateError) as error:
         raise _refused(error, "messages") from error
 
@@ -88,7 +94,7 @@ def encode(
         ApiError: 400 that names `field`.
     """
     try:
-        return model.encode(texts, add_special_tokens)
+        return model.tokenizer.encode(texts, add_special_tokens)
     except PromptError as error:
         raise _refused(error, field) from error
 

@@ -123,6 +123,7 @@ class ChatBody(GenerationBody, kw_only=True):
     top_logprobs: Alternatives | None = None
     max_completion_tokens: Count | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -140,9 +141,9 @@ class Parsed(Generic[_Body]):
 UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "audio": (),
     "beam_width": (),
-    "continue_final_message": (False,),
     "documents": ([],),
     "early_stopping": (False,),
+    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "length_penalty": (1.0,),
@@ -160,7 +161,8 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Fields that would change the answer if they were obeyed, with the values that would not."""
+"""Fields that would change the answer if they were obeyed, with the values that would not; where a
+route has such a field (`echo` of completions), the route's own counts."""
 
 INERT: Final = frozenset(
     {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store"}

@@ -1,0 +1,154 @@
+"""Prometheus metrics of a gateway, under the names and labels of vLLM where it has them.
+
+Dashboards and routers made for vLLM find here what a gateway knows: requests, tokens, latencies as
+clients see them, and the load of the whole cell as the scheduler tells it. `engine` is always
+`all`, because a gateway does not see workers. What is ours alone is under `pagefleet_`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from pagefleet_gateway.answer import Answer
+from pagefleet_gateway.choice import Piece
+from pagefleet_gateway.client import SchedulerClient
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+# The buckets of vLLM, so that quantiles from a mixed fleet can be compared.
+_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5),
+    *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0),
+)
+_BETWEEN_TOKENS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4),
+    *(0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_WHOLE = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0),
+    *(20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0),
+)
+_TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
+
+_LABELS = ("model_name", "engine")
+
+
+class Metrics:
+    """All metrics of one gateway process."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = (model, "all")
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "From the request to its first token.", _FIRST_TOKEN
+        )
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "Between two arrivals of a choice.", _BETWEEN_TOKENS
+        )
+        self.e2e_latency = self._histogram(
+            "e2e_request_latency_seconds", "From the request to its last token.", _WHOLE
+        )
+        self.request_prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Prompt tokens of a request.", _TOKENS
+        )
+        self.request_generation_tokens = self._histogram(
+            "request_generation_tokens", "Generated tokens of a request.", _TOKENS
+        )
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of all requests.")
+        self.generation_tokens = self._counter("generation_tokens", "Generated tokens.")
+        self.prefix_cache_queries = self._counter(
+            "prefix_cache_queries", "Prompt tokens that were looked up in the prefix cache."
+        )
+        self.prefix_cache_hits = self._counter(
+            "prefix_cache_hits", "Prompt tokens that came out of the prefix cache."
+        )
+        self._success = Counter(
+            "vllm:request_success",
+            "Choices that ended, by reason.",
+            (*_LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        self._errors = Counter(
+            "pagefleet_gateway_errors",
+            "Requests answered with an error, by status and code.",
+            ("status", "code"),
+            registry=self.registry,
+        )
+
+    def watch(self, client: SchedulerClient) -> None:
+        """Export what the link to the scheduler knows, as of each scrape."""
+        self._gauge("num_requests_running", "Sequences that run in the cell.").set_function(
+            lambda: client.health.running
+        )
+        self._gauge("num_requests_waiting", "Sequences that wait in the cell.").set_function(
+            lambda: client.health.waiting
+        )
+        for name, help in (
+            ("resubmissions", "Requests that were handed over to the scheduler again."),
+            ("repeats", "Outputs that repeated what was here."),
+            ("gaps", "Outputs beyond what was here."),
+            ("conflicts", "Repeats that were not equal to what was here."),
+            ("void", "Messages of an older epoch or attempt."),
+        ):
+            Gauge(f"pagefleet_gateway_link_{name}", help, registry=self.registry).set_function(
+                lambda name=name: getattr(client.link.counters, name)  # type: ignore[misc]
+            )
+
+    def error(self, status: int, code: str | None) -> None:
+        """Count a request that was answered with an error."""
+        self._errors.labels(str(status), code or "").inc()
+
+    def finished(self, reason: str) -> None:
+        """Count a choice that ended."""
+        self._success.labels(*self._labels, reason).inc()
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, help: str) -> Counter:
+        metric = Counter(f"vllm:{name}", help, _LABELS, registry=self.registry)
+        return metric.labels(*self._labels)
+
+    def _gauge(self, name: str, help: str) -> Gauge:
+        metric = Gauge(f"vllm:{name}", help, _LABELS, registry=self.registry)
+        return metric.labels(*self._labels)
+
+    def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
+        metric = Histogram(f"vllm:{name}", help, _LABELS, buckets=buckets, registry=self.registry)
+        return metric.labels(*self._labels)
+
+
+@dataclass
+class RequestTimer:
+    """Measures one request. Times are of any monotonic clock, in seconds."""
+
+    metrics: Metrics
+    began: float
+    _first: bool = True
+    _last: float = 0.0
+
+    def arrived(self, pieces: Mapping[int, Piece], now: float) -> None:
+        """Tokens of the request came in."""
+        for piece in pieces.values():
+            if piece.tokens and not self._first:
+                self.metrics.inter_token_latency.observe(now - self._last)
+            if piece.finish is not None:
+                self.metrics.finished(piece.finish)
+            self.metrics.generation_tokens.inc(len(piece.tokens))
+        if any(piece.tokens for piece in pieces.values()):
+            if self._first:
+                self.metrics.time_to_first_token.observe(now - self.began)
+            self._first, self._last = False, now
+
+    def ended(self, answer: Answer, now: float) -> None:
+        """The request was answered in full."""
+        usage = answer.usage
+        self.metrics.e2e_latency.observe(now - self.began)
+        self.metrics.request_prompt_tokens.observe(usage.prompt_tokens)
+        self.metrics.request_generation_tokens.observe(usage.completion_tokens)
+        self.metrics.prompt_tokens.inc(usage.prompt_tokens)
+        self.metrics.prefix_cache_queries.inc(usage.prompt_tokens)
+        self.metrics.prefix_cache_hits.inc(usage.prompt_tokens_details.cached_tokens)
