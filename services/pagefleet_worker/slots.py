@@ -43,6 +43,8 @@ class Slot:
     """Physical block of each logical block."""
     checksum: int = 0
     """Of the table."""
+    fed: int | None = None
+    """Positions fed so far; None: the first row says where the prefix hits end."""
 
     @classmethod
     def opened(cls, order: Open) -> "Slot":
@@ -62,6 +64,7 @@ class Slot:
             self.salt,
             self.table[:],
             self.checksum,
+            self.fed,
         )
 
 
@@ -218,7 +221,7 @@ class Slots:
                 full_at += length
             if row.end > length * self.block_size or row.end > self.max_tokens:
                 raise PlanError(f"slot {number}: position {row.end - 1} has no block")
-            if count < 1 or not 0 <= logits <= count:
+            if not 1 <= count == len(row.tokens) or not 0 <= logits <= count:
                 raise PlanError(f"slot {number}: {count} tokens with {logits} logits")
             self._take_input(row)
             rows.append(row)
@@ -228,8 +231,10 @@ class Slots:
 
     def _take_input(self, row: Row) -> None:
         known, tokens = row.slot.tokens, row.tokens
-        if not 0 <= row.start <= len(known):
+        fed = len(known) if row.slot.fed is None else row.slot.fed
+        if not 0 <= row.start <= fed:
             raise PlanError(f"slot {row.number}: position {row.start} skips tokens")
+        row.slot.fed = row.end
         if tokens[-1] == SAMPLED:
             if row.end - 1 < len(known):
                 tokens[-1] = known[row.end - 1]
