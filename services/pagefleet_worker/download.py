@@ -69,13 +69,15 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 
 def fetch_from_hub(model_id: str) -> Path:
-    """The snapshot folder of a Hugging Face hub model: safetensors, JSON and Jinja files only."""
+    """The snapshot folder of a hub model: its own safetensors, JSON and Jinja files."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     _LOG.info("Fetching %s from the Hugging Face hub.", model_id)
     try:
-        return Path(snapshot_download(model_id, allow_patterns=_HUB_PATTERNS))
+        return Path(
+            snapshot_download(model_id, allow_patterns=_HUB_PATTERNS, ignore_patterns="*/*")
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise DownloadError(

@@ -13,12 +13,7 @@ def hf_model(folder: Path, name: str) -> ModelFiles:
     config = _read_json(folder / "config.json")
     if config is None:
         raise ModelError(f"{folder} lacks config.json: it is no model in Hugging Face's layout.")
-    weights = tuple(sorted(str(path.resolve()) for path in folder.glob("*.safetensors")))
-    if not weights:
-        raise ModelError(
-            f"{folder} holds no .safetensors file. Save the model with "
-            "save_pretrained(folder), which writes them; pickled weights are never read."
-        )
+    weights = _weight_files(folder)
     tokenizer = _auto_tokenizer(folder)
     template = tokenizer.chat_template
     if isinstance(template, dict):
@@ -32,6 +27,22 @@ def hf_model(folder: Path, name: str) -> ModelFiles:
         chat_template=template,
         generation_config=_read_json(folder / "generation_config.json") or {},
     )
+
+
+def _weight_files(folder: Path) -> tuple[str, ...]:
+    """The files that the index names, or the one that needs none.
+
+    Others are not the model's: some publishers keep the same weights in a second form beside them.
+    """
+    index = _read_json(folder / "model.safetensors.index.json")
+    names = {"model.safetensors"} if index is None else set(index.get("weight_map", {}).values())
+    missing = sorted(name for name in names if not (folder / name).is_file())
+    if missing or not names:
+        raise ModelError(
+            f"{folder} lacks its weights, {', '.join(missing) or 'which its index does not name'}. "
+            "Save the model with save_pretrained(folder); pickled weights are never read."
+        )
+    return tuple(str(folder.resolve() / name) for name in sorted(names))
 
 
 def _auto_tokenizer(folder: Path) -> Any:

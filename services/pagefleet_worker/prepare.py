@@ -51,7 +51,8 @@ class Source:
 def prepare(model: str, cache: Path) -> Path:
     """The prepared folder of `model` under `cache`, made unless it is there.
 
-    Raises ModelError (a ValueError) or DownloadError (a RuntimeError) with a sentence for the user.
+    Raises FileNotFoundError, ModelError (a ValueError) or DownloadError (a RuntimeError) with a
+    sentence for the user.
     """
     source = _resolve(model, cache)
     key = hashlib.sha256(f"{FORMAT_VERSION}\0{source.identity}".encode()).hexdigest()[:16]
@@ -78,6 +79,8 @@ def _resolve(model: str, cache: Path) -> Source:
     if path.is_file() and path.suffix == ".gguf":
         return Source(path.stem, _identity([path]), lambda f: _write_gguf(path, path.stem, f))
     if not path.is_dir():
+        if model.startswith(("/", ".", "~")) or path.suffix == ".gguf":
+            raise FileNotFoundError(f"There is no model folder and no .gguf file at {path}.")
         path = fetch_from_hub(model)
     name = Path(model).name or path.name
     files = sorted(file for file in path.iterdir() if file.is_file())

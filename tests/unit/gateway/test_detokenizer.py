@@ -111,10 +111,10 @@ def test_a_token_costs_the_same_at_the_end_of_a_long_output(name):
 
     def cost() -> float:
         ids = [rng.randrange(vocabulary.size) for _ in range(2000)]
-        start = time.perf_counter()
+        start = time.process_time()
         for token_id in ids:
             detokenizer.push([token_id])
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     first = min(cost() for _ in range(3))
     for _ in range(5):

