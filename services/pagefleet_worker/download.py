@@ -79,7 +79,7 @@ def fetch_from_hub(model_id: str) -> Path:
             snapshot_download(model_id, allow_patterns=_HUB_PATTERNS, ignore_patterns="*/*")
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise DownloadError(
             f"{model_id!r} is neither a local folder, a .gguf file nor an alias, and the Hugging "
             f"Face hub could not provide it: {reason}"

@@ -51,7 +51,7 @@ def _auto_tokenizer(folder: Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise ModelError(f"transformers cannot load the tokenizer in {folder}: {reason}") from error
     if not tokenizer.is_fast:
         raise ModelError(
