@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("it would run itself", allow_module_level=True)
+
 HERE = Path(__file__).parent
-MODULES = ["attention"]
+MODULES = ["attention", "cache", "norm"]
 
 
-def run_interpreted(module: str, marker: str) -> None:
-    tests = HERE / f"test_triton_{module}.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", marker, str(tests)]
+def run_interpreted(marker: str) -> None:
+    tests = [str(HERE / f"test_triton_{module}.py") for module in MODULES]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", marker, *tests]
     finished = subprocess.run(
         command,
         cwd=HERE.parents[2],
@@ -30,7 +33,10 @@ def run_interpreted(module: str, marker: str) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="it would run itself")
-@pytest.mark.parametrize("module", MODULES)
-def test_kernels_are_right_in_the_interpreter(module):
-    run_interpreted(module, "not slow")
+def test_kernels_are_right_in_the_interpreter():
+    run_interpreted("not slow")
+
+
+@pytest.mark.slow
+def test_kernels_are_right_in_the_interpreter_at_length():
+    run_interpreted("slow")
