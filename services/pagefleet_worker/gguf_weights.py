@@ -10,30 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFReader, get_tensor_name_map
 from gguf.quants import dequantize
 from torch import Tensor
 
+from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.model_files import ModelError
 
 _READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 
-_MODULES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+_ARCHITECTURES = {name: architecture for architecture, name in MODEL_ARCH_NAMES.items()}
 
 _PIECE_ELEMENTS = 1 << 22
 """Elements dequantized at a time: 16 MiB of float32."""
@@ -42,25 +28,25 @@ _PIECE_ELEMENTS = 1 << 22
 class GgufSource:
     """One GGUF file."""
 
-    def __init__(self, path: Path, heads: int, kv_heads: int) -> None:
+    def __init__(self, path: Path, config: DecoderConfig) -> None:
         reader = GGUFReader(path)
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         architecture = reader.fields["general.architecture"].contents()
-        self._interleaved = {"attn_q": heads, "attn_k": kv_heads} if architecture == "llama" else {}
+        if architecture not in _ARCHITECTURES:
+            raise ModelError(f"The GGUF architecture {architecture!r} is unknown.")
+        self._names = get_tensor_name_map(_ARCHITECTURES[architecture], config.layers)
+        self._interleaved = (
+            {"q_proj": config.heads, "k_proj": config.kv_heads} if architecture == "llama" else {}
+        )
 
     def copy(self, name: str, target: Tensor) -> None:
         """Fill `target` with the tensor of this name in Hugging Face's terms; see `Source`."""
-        module, kind = name.rsplit(".", 1)
-        prefix = ""
-        if module.startswith("model.layers."):
-            _, _, layer, module = module.split(".", 3)
-            prefix = f"blk.{layer}."
-        stored = f"{prefix}{_MODULES[module]}.{kind}"
+        stored = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
         tensor = self._tensors.get(stored)
         if tensor is None:
-            raise ModelError(f"The weights lack the tensor {stored!r} that the config asks for.")
+            raise ModelError(f"The weights lack the tensor {name!r} that the config asks for.")
         _check(stored, tensor, target)
-        heads = self._interleaved.get(_MODULES[module])
+        heads = self._interleaved.get(name.split(".")[-2])
         order = None if heads is None else _row_order(heads, target.shape[0])
         _dequantize_into(target, tensor, order)
 

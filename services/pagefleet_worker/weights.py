@@ -154,7 +154,7 @@ def _open(files: Weights, config: DecoderConfig) -> Source:
     if files.kind == "safetensors":
         return SafetensorsSource(files.paths)
     if files.kind == "gguf":
-        return GgufSource(Path(files.paths[0]), config.heads, config.kv_heads)
+        return GgufSource(Path(files.paths[0]), config)
     raise ModelError("This model has no weights: it runs with --engine echo or --engine sim.")
 
 

@@ -1,0 +1,192 @@
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import quantize
+from safetensors.torch import load_file, save_file
+from tests.models import make_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from pagefleet.manifest import Weights
+from pagefleet_worker.config import DecoderConfig, parse_config
+from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.weights import DecoderWeights, load_weights
+
+CPU = torch.device("cpu")
+
+PARTS = {
+    "attention_norm": ("input_layernorm.weight",),
+    "qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "qkv_bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
+    "query_norm": ("self_attn.q_norm.weight",),
+    "key_norm": ("self_attn.k_norm.weight",),
+    "output": ("self_attn.o_proj.weight",),
+    "output_bias": ("self_attn.o_proj.bias",),
+    "mlp_norm": ("post_attention_layernorm.weight",),
+    "gate_up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "gate_up_bias": ("mlp.gate_proj.bias", "mlp.up_proj.bias"),
+    "down": ("mlp.down_proj.weight",),
+    "down_bias": ("mlp.down_proj.bias",),
+}
+
+
+def config_of(folder: Path) -> DecoderConfig:
+    return parse_config(json.loads((folder / "config.json").read_text()))
+
+
+def files_of(folder: Path) -> Weights:
+    return Weights("safetensors", tuple(str(path) for path in folder.glob("*.safetensors")))
+
+
+def load(
+    files: Weights, config: DecoderConfig, dtype: torch.dtype = torch.float32
+) -> DecoderWeights:
+    return load_weights(files, config, dtype, CPU, lambda loaded, total: None)
+
+
+def assert_equal(weights: DecoderWeights, state: dict[str, Tensor]) -> None:
+    """Every tensor is made of transformers' by concatenation, and none is left over."""
+    used = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+    dtype = weights.embedding.dtype
+    assert torch.equal(weights.embedding, state["model.embed_tokens.weight"].to(dtype))
+    assert torch.equal(weights.norm, state["model.norm.weight"].to(dtype))
+    assert torch.equal(weights.head, state["lm_head.weight"].to(dtype))
+    for index, layer in enumerate(weights.layers):
+        for field in fields(layer):
+            names = [f"model.layers.{index}.{part}" for part in PARTS[field.name]]
+            found = getattr(layer, field.name)
+            assert (found is None) == (names[0] not in state)
+            if found is not None:
+                assert torch.equal(found, torch.cat([state[name] for name in names]).to(dtype))
+                used.update(names)
+    assert used == set(state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama-biases", "llama-tied", "mistral", "qwen2", "qwen3"])
+def test_safetensors(name: str, dtype: torch.dtype, small_model: Callable[[str], Path]) -> None:
+    folder = small_model(name)
+    weights = load(files_of(folder), config_of(folder), dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert_equal(weights, model.state_dict())
+    assert (weights.head is weights.embedding) == (name == "llama-tied")
+
+
+def test_shards(tmp_path: Path, small_model: Callable[[str], Path]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(small_model("qwen3"), dtype=torch.float32)
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    files = files_of(tmp_path)
+    assert len(files.paths) > 2
+    assert_equal(load(files, config_of(tmp_path)), model.state_dict())
+
+
+def test_progress_reaches_the_end(small_model: Callable[[str], Path]) -> None:
+    folder = small_model("llama")
+    seen: list[tuple[int, int]] = []
+    load_weights(
+        files_of(folder), config_of(folder), torch.float32, CPU, lambda *at: seen.append(at)
+    )
+    total = seen[0][1]
+    assert seen == [(loaded, total) for loaded in range(1, total + 1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda weight: None, "lack the tensor 'model.layers.1.mlp.up_proj.weight'"),
+        (lambda weight: weight[1:].contiguous(), r"the shape \[95, 64\], but .* \[96, 64\]"),
+        (lambda weight: weight.to(torch.float8_e4m3fn), "is torch.float8_e4m3fn"),
+    ],
+)
+def test_files_that_do_not_fit_their_config(
+    change: Callable[[Tensor], Tensor | None],
+    complaint: str,
+    tmp_path: Path,
+    small_model: Callable[[str], Path],
+) -> None:
+    folder = small_model("llama")
+    tensors = load_file(folder / "model.safetensors")
+    changed = change(tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    if changed is not None:
+        tensors["model.layers.1.mlp.up_proj.weight"] = changed
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=complaint):
+        load(files_of(tmp_path), config_of(folder))
+
+
+def write_gguf(path: Path, folder: Path, kinds: list[str]) -> Path:
+    """The model in `folder` as llama.cpp's converter would write it, its matrices in turn as one
+    of `kinds`. The two kinds that `gguf` cannot quantize to get random blocks.
+    """
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = model.config
+    writer = gguf.GGUFWriter(path, config.model_type)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(getattr(config, "head_dim", 64))
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[config.model_type]
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    random = np.random.default_rng(0)
+    for index, (name, tensor) in enumerate(model.state_dict().items()):
+        values = tensor.numpy()
+        if config.model_type == "llama" and ("q_proj" in name or "k_proj" in name):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            halves = values.reshape(heads, 2, -1, *values.shape[1:])
+            values = halves.swapaxes(1, 2).reshape(values.shape)
+        kind = kinds[index % len(kinds)] if values.ndim == 2 else "F32"
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        number = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(stored, quantized(values, kind, random), raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def quantized(values: np.ndarray, kind: str, random: np.random.Generator) -> np.ndarray:
+    number = gguf.GGMLQuantizationType[kind]
+    if kind not in ("Q4_K", "Q6_K"):
+        return np.asarray(quantize(values, number))
+    elements, size = gguf.GGML_QUANT_SIZES[number]
+    blocks = random.integers(0, 256, (values.size // elements, size), dtype=np.uint8)
+    scales = random.uniform(-0.01, 0.01, (len(blocks), 2)).astype(np.float16).view(np.uint8)
+    if kind == "Q4_K":  # two scales lead the block; in Q6_K one ends it
+        blocks[:, :4] = scales
+    else:
+        blocks[:, -2:] = scales[:, :2]
+    return blocks.reshape(values.shape[0], -1)
+
+
+@pytest.mark.parametrize(("name", "head_dim"), [("llama", 64), ("qwen2", 64), ("qwen3", 128)])
+def test_gguf(name: str, head_dim: int, tmp_path: Path) -> None:
+    folder = make_model(
+        name, tmp_path / "hf", hidden_size=256, intermediate_size=512, head_dim=head_dim
+    )
+    kinds = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
+    path = write_gguf(tmp_path / "model.gguf", folder, kinds)
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
+    weights = load(Weights("gguf", (str(path),)), config_of(folder))
+    assert_equal(weights, model.state_dict())
+
+
+def test_gguf_of_an_unreadable_kind(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path / "hf")
+    path = write_gguf(tmp_path / "model.gguf", folder, ["Q5_0"])
+    with pytest.raises(ModelError, match="is quantized as Q5_0; readable are F32"):
+        load(Weights("gguf", (str(path),)), config_of(folder))
