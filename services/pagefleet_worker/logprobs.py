@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from pagefleet.wire import Logprobs, pack_floats, pack_ints
-from pagefleet_worker.selection import top
+from pagefleet_worker.selection import chunk_rows, top
 from pagefleet_worker.shaping import Draw
-
-_CHUNK = 32
-"""Rows ranked at a time: a long prompt's keys would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +47,9 @@ def rank(logits: Tensor, tokens: Tensor, count: int) -> Ranked:
 
     For a prompt: the logits of its positions but the last, and its tokens from the second on.
     """
-    parts = [
-        _rank(some, chosen, count)
-        for some, chosen in zip(
-            torch.split(logits, _CHUNK), torch.split(tokens, _CHUNK), strict=True
-        )
-    ]
+    size = chunk_rows(logits)
+    chunks = zip(torch.split(logits, size), torch.split(tokens, size), strict=True)
+    parts = [_rank(rows, chosen, count) for rows, chosen in chunks]
     return Ranked(
         torch.cat([part.chosen for part in parts]),
         torch.cat([part.top_ids for part in parts]),

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pagefleet.params import SamplingParams
 from pagefleet_worker import philox
-from pagefleet_worker.selection import inverse_transform, largest, top, weights_of
+from pagefleet_worker.selection import chunk_rows, inverse_transform, largest, top, weights_of
 from pagefleet_worker.shaping import Draw, shape
 
 GREEDY = 1e-5
@@ -30,8 +30,11 @@ GREEDY = 1e-5
 NO_TOKEN = -1
 """Instead of a token: the logits hold NaN or infinity, or the masks leave nothing."""
 
-_HEAD = 1024
-"""Most likely tokens among which top-k and top-p are sought at first; then among all."""
+_HEAD = 256
+"""Most likely tokens among which top-k and top-p are sought at first."""
+
+_HEAD_GROWTH = 16
+"""How many times more are looked at where these do not decide."""
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -42,12 +45,20 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     Raises:
         IndexError: a parameter or a history names a token outside the vocabulary.
     """
+    if all(draw.params.temperature < GREEDY and not draw.is_shaped for draw in draws):
+        return _choose(logits, draws)
+    size = chunk_rows(logits)
+    chunks = [draws[start : start + size] for start in range(0, len(draws), size)]
+    return torch.cat([_choose(logits, chunk) for chunk in chunks])
+
+
+def _choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     scores = _scores(logits, draws)
     tokens = largest(scores)
     valid = scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).isfinite()
     drawn = [row for row, draw in enumerate(draws) if draw.params.temperature >= GREEDY]
     if drawn:
-        tokens[drawn] = _draw(_rows(scores, drawn), [draws[row] for row in drawn])
+        _put(tokens, drawn, _draw(_rows(scores, drawn), [draws[row] for row in drawn]))
     return tokens.where(valid, NO_TOKEN)
 
 
@@ -80,8 +91,13 @@ def _scores(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _rows(matrix: Tensor, rows: list[int]) -> Tensor:
-    """Some rows, without a copy where they are all, in order."""
-    return matrix if rows == list(range(len(matrix))) else matrix[rows]
+    """Some rows, without a copy where they lie side by side."""
+    start, end = (rows[0], rows[0] + len(rows)) if rows else (0, 0)
+    return matrix[start:end] if rows == list(range(start, end)) else matrix[rows]
+
+
+def _put(matrix: Tensor, rows: list[int], values: Tensor) -> None:
+    matrix.index_copy_(0, torch.tensor(rows, device=matrix.device), values)
 
 
 def _draw(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -97,7 +113,8 @@ def weights_left(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     weights = weights_of(scaled)
     cut = [row for row, each in enumerate(params) if each.top_k or each.top_p < 1]
     if cut:
-        weights[cut] = _top(scaled[cut], weights[cut], [params[row] for row in cut], _HEAD)
+        asking = [params[row] for row in cut]
+        _put(weights, cut, _top(_rows(scaled, cut), _rows(weights, cut), asking, _HEAD))
     if any(each.min_p for each in params):
         floors = _column([each.min_p for each in params], scores.device) * weights.amax(-1, True)
         weights.masked_fill_(weights < floors, 0)
@@ -108,7 +125,7 @@ def _top(scores: Tensor, weights: Tensor, params: Sequence[SamplingParams], head
     """The weights [n, V] int32 with those outside top-k and top-p set to 0.
 
     Only the `head` most likely tokens are sorted. They decide a row if the cut falls among them;
-    the other rows are done again with all tokens.
+    the other rows are done again with more.
     """
     size = scores.shape[-1]
     head = min(head, size)
@@ -126,7 +143,8 @@ def _top(scores: Tensor, weights: Tensor, params: Sequence[SamplingParams], head
     decided = torch.where(limited, (top_k < head) & (values[:, -1:] < kth), masses[:, -1:] == 0)
     rest = (~decided.squeeze(-1)).nonzero().squeeze(-1).tolist()
     if rest and head < size:
-        kept[rest] = _top(scores[rest], weights[rest], [params[row] for row in rest], size)
+        more = [params[row] for row in rest]
+        _put(kept, rest, _top(scores[rest], weights[rest], more, head * _HEAD_GROWTH))
     return kept
 
 
