@@ -28,4 +28,10 @@ REFERENCE = Kernels(
 
 def select(device: torch.device) -> Kernels:
     """The fastest kernels that run on `device`."""
+    if device.type == "cuda":
+        from pagefleet_kernels import triton_attention, triton_cache
+
+        return Kernels(
+            "triton", triton_attention.attention, triton_cache.write_kv, triton_cache.copy_blocks
+        )
     return REFERENCE

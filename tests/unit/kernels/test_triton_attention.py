@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from tests.unit.kernels.paged_case import dense_attention, paged_case
 
+from pagefleet_kernels import dispatch
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_tiling import Tiling, chip_of, choose_tiling
 
@@ -136,3 +137,7 @@ def test_an_invariant_tiling_does_not_depend_on_the_batch():
         )
         tilings.add(dataclasses.replace(chosen, concurrent=False))
     assert len(tilings) == 1
+
+
+def test_a_gpu_worker_gets_these_kernels():
+    assert dispatch.select(torch.device("cuda")).attention is attention
