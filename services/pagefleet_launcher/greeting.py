@@ -48,14 +48,14 @@ Ctrl-C ends it: open streams have {settings.shutdown_timeout:g} s; a second Ctrl
 
 def curl(settings: ServeSettings, name: str, url: str) -> str:
     """A request to the model `name`: a chat if it has a chat template, else a completion."""
-    body: dict[str, object]
+    body: dict[str, object] = {"model": name, "temperature": 0}
     if (Path(settings.model) / CHAT_TEMPLATE_FILE).exists():
         path = "/v1/chat/completions"
         question = "What is the capital of France?"
-        body = {"model": name, "messages": [{"role": "user", "content": question}]}
+        body["messages"] = [{"role": "user", "content": question}]
     else:
         path = "/v1/completions"
-        body = {"model": name, "prompt": "The capital of France is"}
+        body["prompt"] = "The capital of France is"
     command = ["curl", url + path, "-H", "Content-Type: application/json", "-d", json.dumps(body)]
     key = ' -H "Authorization: Bearer $PAGEFLEET_API_KEY"' if settings.api_key else ""
     return shlex.join(command) + key

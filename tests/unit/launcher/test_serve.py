@@ -205,7 +205,7 @@ def test_the_commands_of_the_greeting_work_when_pasted(tmp_path, gateway, chat):
     assert path == ("/v1/chat/completions" if chat else "/v1/completions")
     assert (kind, key) == ("application/json", "Bearer secret")
     assert body["model"] == "it's a model"
-    assert body.keys() == {"model", "messages" if chat else "prompt"}
+    assert body.keys() == {"model", "temperature", "messages" if chat else "prompt"}
 
     _, service, *arguments = shlex.split(next(line for line in lines if "worker --" in line))
     assert service == "worker"
