@@ -193,11 +193,11 @@ def _room(
         raise bad_request(f"{prompt_field} has no tokens.", prompt_field)
     longest = max(map(len, prompts))
     fitting = limits.max_model_len - longest
-    tokens = min(default, max(fitting, 1)) if asked is None else asked
+    tokens = max(min(default, fitting), 1) if asked is None else asked
     if tokens > fitting:
         fault = prompt_field if asked is None or fitting < 1 else asked_field
         raise bad_request(
-            f"The prompt has {longest} tokens and {tokens} are to follow, but at most "
+            f"{prompt_field} has {longest} tokens, and {asked_field} asks for {tokens} more, but "
             f"{limits.max_model_len} fit in all.",
             fault,
             "context_length_exceeded",

@@ -141,6 +141,7 @@ class Parsed(Generic[_Body]):
 UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "audio": (),
     "beam_width": (),
+    "chat_template": (),
     "documents": ([],),
     "early_stopping": (False,),
     "echo": (False,),
