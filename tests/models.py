@@ -1,6 +1,5 @@
 """Small models with random weights, one for every architecture and rope variant that is served."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,17 +102,6 @@ def make_model(name: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     return folder
-
-
-def use_old_rope_keys(folder: Path) -> None:
-    """Spell the rope parameters as configs from before transformers 5 do."""
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    parameters = config.pop("rope_parameters")
-    config["rope_theta"] = parameters.pop("rope_theta")
-    if parameters["rope_type"] != "default":
-        config["rope_scaling"] = {"type": parameters.pop("rope_type"), **parameters}
-    path.write_text(json.dumps(config))
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

@@ -1,0 +1,99 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from pagefleet_worker.config import parse_config
+from pagefleet_worker.model_files import ModelError
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096,
+}
+
+
+def test_silent_fields_have_transformers_defaults() -> None:
+    config = parse_config(LLAMA)
+    assert (config.kv_heads, config.head_dim, config.rope.rope_theta) == (4, 16, 10000.0)
+    assert config.windows == (0, 0)
+    switches = (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm)
+    assert switches == (False, False, False, False)
+    assert (config.tied_embeddings, config.dtype) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"model_type": "mamba"}, "architecture 'mamba' is not supported; these are: llama"),
+        ({"hidden_act": "gelu"}, "activation 'gelu' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope variant 'longrope' is not supported"),
+        ({"rope_scaling": {"type": "linear"}}, "malformed: .*`factor`"),
+        ({"partial_rotary_factor": 0.5}, "part of each head is not supported"),
+        ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
+        ({"vocab_size": "many"}, r"malformed: .*\$.vocab_size"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ModelError, match=complaint):
+        parse_config(LLAMA | change)
+
+
+def test_windows() -> None:
+    window = {"sliding_window": 8, "num_hidden_layers": 3}
+    assert parse_config(LLAMA | window).windows == (0, 0, 0)
+    assert parse_config(LLAMA | window | {"model_type": "mistral"}).windows == (8, 8, 8)
+    qwen = LLAMA | window | {"model_type": "qwen3"}
+    assert parse_config(qwen).windows == (0, 0, 0)
+    qwen |= {"use_sliding_window": True}
+    assert parse_config(qwen | {"max_window_layers": 2}).windows == (0, 0, 8)
+    layers = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert parse_config(qwen | {"layer_types": layers}).windows == (8, 0, 8)
+
+
+def split_rope(rope_type: str, rope_theta: float, **rest: Any) -> tuple[str, float, dict[str, Any]]:
+    return rope_type, rope_theta, rest
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-linear", "llama-llama3", "llama-yarn"])
+def test_old_and_new_rope_keys_mean_the_same(name: str, small_model: Callable[[str], Path]) -> None:
+    new = json.loads((small_model(name) / "config.json").read_text())
+    old = {key: value for key, value in new.items() if key != "rope_parameters"}
+    kind, theta, rest = split_rope(**new["rope_parameters"])
+    old |= {"rope_theta": theta, "rope_scaling": {"type": kind, **rest} if rest else None}
+    assert parse_config(old) == parse_config(new)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rope_type": "linear", "factor": 3.0},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 512},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
+        {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "beta_slow": 2.0,
+         "truncate": False},
+        {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.25},
+        {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.1},
+    ],
+)  # fmt: skip
+def test_rope_is_transformers(parameters: dict[str, Any]) -> None:
+    values = LLAMA | {"rope_parameters": {"rope_theta": 5e5, **parameters}}
+    oracle = AutoConfig.for_model(**json.loads(json.dumps(values)))
+    frequencies, amplitude = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](oracle)
+    rope = parse_config(values).rope
+    torch.testing.assert_close(rope.frequencies(16), frequencies, rtol=1e-6, atol=0)
+    assert rope.amplitude == pytest.approx(amplitude)
+    angles = torch.outer(torch.arange(100.0), frequencies)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1) * amplitude
+    torch.testing.assert_close(rope.table(16, 100), table, rtol=0, atol=2e-5)

@@ -1,0 +1,55 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagefleet.settings import WorkerSettings
+from pagefleet_worker.config import load_config
+from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.pools import choose_size, make_pool
+
+CPU = torch.device("cpu")
+
+
+def never() -> None:
+    raise AssertionError("a CPU is not profiled")
+
+
+@pytest.mark.parametrize(
+    ("settings", "bytes_given", "why"),
+    [
+        ({}, 2**29, "a CPU's default"),
+        ({"kv_cache_memory": 10**6}, 10**6, "--kv-cache-memory"),
+        ({"kv_cache_memory": 10**6, "block_size": 8}, 10**6, "--kv-cache-memory"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pool_fills_what_it_is_given(
+    settings: dict[str, Any],
+    bytes_given: int,
+    why: str,
+    dtype: torch.dtype,
+    prepared_model: Callable[[str], Path],
+) -> None:
+    config = load_config(prepared_model("qwen3"))
+    worker = WorkerSettings(**settings)
+    size = choose_size(config, worker, dtype, CPU, never)
+    pool = make_pool(config, size.blocks, worker.block_size, dtype, CPU)
+    assert pool.shape == (3, 2, size.blocks, 2, worker.block_size, 32)
+    assert pool.nbytes == size.blocks * size.block_bytes
+    assert 0 <= bytes_given - pool.nbytes < size.block_bytes
+    assert why in str(size)
+
+
+def test_a_number_of_blocks_wins(prepared_model: Callable[[str], Path]) -> None:
+    config = load_config(prepared_model("llama"))
+    settings = WorkerSettings(num_blocks=7, kv_cache_memory=10**9)
+    assert choose_size(config, settings, torch.float32, CPU, never).blocks == 7
+
+
+def test_a_pool_without_room_for_one_block(prepared_model: Callable[[str], Path]) -> None:
+    config = load_config(prepared_model("llama"))
+    with pytest.raises(ModelError, match="One KV block takes 12288 bytes, but only 1000"):
+        choose_size(config, WorkerSettings(kv_cache_memory=1000), torch.float32, CPU, never)
