@@ -27,11 +27,13 @@ OPEN_PATHS: Final = frozenset({"/live", "/ready", "/health"})
 """Answered without a key."""
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, limit: int, seconds: float = BODY_SECONDS
+) -> bytes:
     """The whole body of a request.
 
     Raises:
-        ApiError: 413 beyond `limit` bytes, 408 if it takes too long.
+        ApiError: 413 beyond `limit` bytes, 408 after `seconds`.
         ClientGone: the client left in the middle.
     """
     too_large = http_error(413, f"The body is larger than {limit} bytes.", "body_too_large")
@@ -40,7 +42,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         raise too_large
     body = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(seconds):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -51,7 +53,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError:
-        text = f"The body was not whole after {BODY_SECONDS:.0f} seconds."
+        text = f"The body was not whole after {seconds:g} seconds."
         raise http_error(408, text, "body_timeout") from None
 
 
@@ -93,6 +95,7 @@ def _digest(key: bytes) -> bytes:
 class GuardedProtocol(H11Protocol):
     """HTTP/1.1 with a limit on the time that a header takes, and errors in the API's form."""
 
+    header_seconds = HEADER_SECONDS
     _header_alarm: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -120,7 +123,7 @@ class GuardedProtocol(H11Protocol):
         if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
             self._rest()
         elif self._header_alarm is None:
-            self._header_alarm = self.loop.call_later(HEADER_SECONDS, self._header_is_late)
+            self._header_alarm = self.loop.call_later(self.header_seconds, self._header_is_late)
 
     def _rest(self) -> None:
         if self._header_alarm is not None:
@@ -128,7 +131,7 @@ class GuardedProtocol(H11Protocol):
             self._header_alarm = None
 
     def _header_is_late(self) -> None:
-        text = f"The header was not whole after {HEADER_SECONDS:.0f} seconds."
+        text = f"The header was not whole after {self.header_seconds:g} seconds."
         self._refuse(http_error(408, text, "header_timeout"))
 
     def _refuse(self, error: ApiError) -> None:

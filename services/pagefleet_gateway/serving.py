@@ -49,6 +49,7 @@ class Gateway:
     client: SchedulerClient
     metrics: Metrics
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS))
+    keep_alive: float = KEEP_ALIVE_SECONDS
     draining: bool = False
     """It finishes what it has, and takes nothing more."""
 
@@ -124,13 +125,13 @@ class Run:
     timer: RequestTimer
 
     async def pieces(self) -> Mapping[int, Piece] | None:
-        """What becomes certain next; None where nothing came for `KEEP_ALIVE_SECONDS`.
+        """What becomes certain next; None where nothing came for `keep_alive`.
 
         Raises:
             ApiError: the request was refused, or failed.
             ClientGone: nobody waits for it any more.
         """
-        news = await self.mailbox.take(KEEP_ALIVE_SECONDS)
+        news = await self.mailbox.take(self.gateway.keep_alive)
         if not news:
             return None
         pieces = self.answer.take(news)

@@ -1,0 +1,352 @@
+"""The gateway as its clients see it: a real process, real HTTP, and a scripted scheduler behind."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.unit.gateway.fake_scheduler import FakeScheduler, expected_token
+
+from pagefleet.wire import Reason
+from pagefleet_worker.prepare import prepare
+
+ENOUGH = 10**3
+
+
+@dataclass
+class Cell:
+    """A gateway process and the scheduler behind it."""
+
+    url: str
+    port: int
+    process: "subprocess.Popen[bytes]"
+    scheduler: FakeScheduler
+
+    def post(self, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=fields, timeout=20)
+
+    def stream(self, path: str = "/v1/completions", **fields: Any) -> Any:
+        body = {"stream": True} | fields
+        return httpx.stream("POST", self.url + path, json=body, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare("echo", tmp_path_factory.mktemp("cache"))
+
+
+@contextmanager
+def running_gateway(model: Path, endpoint: str, *arguments: str) -> Iterator[Any]:
+    """A gateway on an inherited socket; ends it if the test did not."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    command = [sys.executable, "-m", "pagefleet_gateway", f"--model={model}"]
+    command += [f"--fd={listener.fileno()}", f"--gateway-endpoint={endpoint}", *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, pass_fds=[listener.fileno()], env=environment)
+    port = listener.getsockname()[1]
+    listener.close()
+    try:
+        yield process, port
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@contextmanager
+def running_cell(model: Path, folder: Path, *arguments: str) -> Iterator[Cell]:
+    scheduler = FakeScheduler(f"ipc://{folder}/gateways.sock")
+    with (
+        scheduler.started(),
+        running_gateway(model, scheduler.endpoint, *arguments) as (process, port),
+    ):
+        cell = Cell(f"http://127.0.0.1:{port}", port, process, scheduler)
+        wait_until(lambda: httpx.get(cell.url + "/ready", timeout=20).status_code == 200)
+        yield cell
+
+
+@pytest.fixture(scope="module")
+def shared_cell(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
+    with running_cell(model, tmp_path_factory.mktemp("cell")) as cell:
+        yield cell
+
+
+@pytest.fixture
+def cell(shared_cell: Cell) -> Cell:
+    scheduler = shared_cell.scheduler
+    wait_until(lambda: not scheduler.running)
+    scheduler.submits.clear()
+    scheduler.aborts.clear()
+    scheduler.step_seconds, scheduler.reject = 0.0, None
+    return shared_cell
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def expected_text(prompt: str, count: int, choice: int = 0) -> str:
+    tokens = list(prompt.encode())
+    return bytes(expected_token(tokens, choice, p) for p in range(count)).decode()
+
+
+def events(lines: Iterator[str]) -> list[Any]:
+    """The JSON of a stream that ends as it should."""
+    found = [line.removeprefix("data: ") for line in lines if line]
+    assert found.pop() == "[DONE]"
+    return [json.loads(event) for event in found]
+
+
+def error_of(response: httpx.Response) -> Any:
+    body = response.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    return body["error"]
+
+
+def test_a_completion(cell: Cell) -> None:
+    response = cell.post(prompt="hello", max_tokens=12, zork=1)
+    assert response.status_code == 200
+    assert response.headers["x-ignored-fields"] == "zork"
+    assert response.headers["x-request-id"] == response.json()["id"]
+    (choice,) = response.json()["choices"]
+    assert choice["text"] == expected_text("hello", 12)
+
+
+def test_a_stream_of_several_choices_and_prompts(cell: Cell) -> None:
+    with cell.stream(prompt=["hello", "world!"], n=2, max_tokens=30) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        chunks = events(response.iter_lines())
+    texts = ["", "", "", ""]
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == [
+        expected_text(prompt, 30, index)
+        for index, prompt in enumerate(["hello", "hello", "world!", "world!"])
+    ]
+
+
+def test_the_name_of_a_request_comes_back(cell: Cell) -> None:
+    response = httpx.post(
+        cell.url + "/v1/completions",
+        json={"prompt": "a", "max_tokens": 1},
+        headers={"x-request-id": "mine"},
+    )
+    assert response.headers["x-request-id"] == "mine"
+
+
+def test_a_stop_string_ends_the_choice_at_the_scheduler(cell: Cell) -> None:
+    response = cell.post(prompt="abcdef", max_tokens=ENOUGH, stop="cb")
+    (choice,) = response.json()["choices"]
+    assert (choice["text"], choice["stop_reason"]) == ("fed", "cb")
+    wait_until(lambda: len(cell.scheduler.aborts) == 1 and not cell.scheduler.running)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_whoever_leaves_is_aborted_at_once(cell: Cell, stream: bool) -> None:
+    cell.scheduler.step_seconds = 0.02
+    body = json.dumps({"prompt": "hello", "max_tokens": ENOUGH, "stream": stream}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", cell.port)) as client:
+        client.sendall(head.encode() + body)
+        wait_until(lambda: bool(cell.scheduler.running))
+        if stream:
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+        left = time.monotonic()
+    wait_until(lambda: bool(cell.scheduler.aborts))
+    assert time.monotonic() - left < 0.5
+    wait_until(lambda: not cell.scheduler.running)
+
+
+def test_a_scheduler_may_die_in_the_middle(model: Path, tmp_path: Path) -> None:
+    scheduler = FakeScheduler(f"ipc://{tmp_path}/gateways.sock", step_seconds=0.01)
+    with running_gateway(model, scheduler.endpoint) as (_, port), contextlib.ExitStack() as first:
+        first.enter_context(scheduler.started())
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        body = {"prompt": "hello", "max_tokens": 60, "stream": True}
+        with httpx.stream("POST", url, json=body, timeout=20) as response:
+            lines = response.iter_lines()
+            begun = [line for line in (next(lines) for _ in range(20)) if line]
+            first.close()
+            scheduler.running.clear()
+            scheduler.epoch += 1
+            with scheduler.started():
+                chunks = events(iter([*begun, *lines]))
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    assert text == expected_text("hello", 60)
+    assert [submit.attempt for submit in scheduler.submits] == [1, 2]
+
+
+def test_errors_have_one_form(cell: Cell) -> None:
+    bad = cell.post(prompt="a", temperature=3)
+    assert (bad.status_code, error_of(bad)["param"]) == (400, "temperature")
+    assert cell.post(prompt="a", stream=True, temperature=3).status_code == 400
+    unknown = cell.post(prompt="a", model="other")
+    assert (unknown.status_code, error_of(unknown)["code"]) == (404, "model_not_found")
+    nowhere = httpx.get(cell.url + "/v1/nowhere")
+    assert (nowhere.status_code, error_of(nowhere)["type"]) == (404, "invalid_request_error")
+    method = httpx.get(cell.url + "/v1/completions")
+    assert (method.status_code, method.headers["allow"]) == (405, "POST")
+    assert error_of(method)["message"] == "/v1/completions does not take GET."
+    model = httpx.get(cell.url + "/v1/models/other")
+    assert (model.status_code, error_of(model)["param"]) == (404, "model")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_of_the_scheduler_is_a_status(cell: Cell, stream: bool) -> None:
+    cell.scheduler.reject = Reason.OVERLOADED
+    response = cell.post(prompt="a", stream=stream)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert error_of(response)["message"] == "Not today."
+
+
+def test_bodies_have_a_limit(cell: Cell) -> None:
+    size = 2 * 2**20 + 1
+    declared = httpx.post(cell.url + "/v1/completions", content=b"x" * size)
+    assert (declared.status_code, error_of(declared)["code"]) == (413, "body_too_large")
+    pieces = iter([b"x" * 2**20] * 3)
+    undeclared = httpx.post(cell.url + "/v1/completions", content=pieces)
+    assert undeclared.status_code == 413
+
+
+def test_facts(cell: Cell) -> None:
+    (model,) = httpx.get(cell.url + "/v1/models").json()["data"]
+    assert (model["id"], model["max_model_len"]) == ("echo", 4096)
+    assert httpx.get(cell.url + "/v1/models/echo").json() == model
+    assert httpx.get(cell.url + "/live").json() == {"status": "ok"}
+    assert httpx.get(cell.url + "/health").json()["workers"] == 1
+    assert "version" in httpx.get(cell.url + "/version").json()
+
+
+def test_metrics(cell: Cell) -> None:
+    def value(name: str, labels: str = 'engine="all",model_name="echo"') -> float:
+        lines = httpx.get(cell.url + "/metrics").text.splitlines()
+        (line,) = [line for line in lines if line.startswith(f"{name}{{{labels}}} ")]
+        return float(line.rpartition(" ")[2])
+
+    names = {
+        "vllm:generation_tokens_total": 14,
+        "vllm:prompt_tokens_total": 5,
+        "vllm:time_to_first_token_seconds_count": 1,
+        "vllm:e2e_request_latency_seconds_count": 1,
+        "vllm:prefix_cache_hits_total": 2,
+    }
+    before = {name: value(name) for name in names}
+    assert cell.post(prompt="hello", max_tokens=7, n=2).status_code == 200
+    assert {name: value(name) - before[name] for name in names} == names
+    wait_until(lambda: value("vllm:num_requests_running") == 0)
+
+
+def test_the_openai_client(cell: Cell) -> None:
+    client = openai.OpenAI(base_url=cell.url + "/v1", api_key="any", max_retries=0)
+    assert [model.id for model in client.models.list()] == ["echo"]
+    completion = client.completions.create(model="echo", prompt="hello", max_tokens=9, logprobs=1)
+    assert completion.choices[0].text == expected_text("hello", 9)
+    assert completion.choices[0].logprobs is not None
+    assert completion.choices[0].logprobs.text_offset == list(range(9))
+    messages: Any = [{"role": "user", "content": "hello"}]
+    chat = client.chat.completions.create(
+        model="echo", messages=messages, max_completion_tokens=9, logprobs=True, top_logprobs=2
+    )
+    text = chat.choices[0].message.content
+    assert text is not None
+    assert chat.choices[0].logprobs is not None
+    assert chat.choices[0].logprobs.content is not None
+    assert "".join(token.token for token in chat.choices[0].logprobs.content) == text
+    with client.chat.completions.create(
+        model="echo",
+        messages=messages,
+        max_completion_tokens=9,
+        stream=True,
+        stream_options={"include_usage": True},
+    ) as stream:
+        chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices) == text
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 9
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.completions.create(model="echo", prompt="a", n=99)
+    assert bad.value.param == "n"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="a")
+
+
+def test_no_scheduler_is_no_health(model: Path, tmp_path: Path) -> None:
+    with running_gateway(model, f"ipc://{tmp_path}/none.sock") as (_, port):
+        url = f"http://127.0.0.1:{port}"
+        for path in ("/health", "/ready"):
+            response = httpx.get(url + path, timeout=20)
+            assert (response.status_code, error_of(response)["code"]) == (503, "no_scheduler")
+        assert httpx.get(url + "/live").status_code == 200
+
+
+def test_a_worker_less_cell_is_not_ready(cell: Cell) -> None:
+    cell.scheduler.workers = 0
+    wait_until(lambda: httpx.get(cell.url + "/health").status_code == 503)
+    assert error_of(httpx.get(cell.url + "/health"))["code"] == "no_worker"
+    cell.scheduler.workers = 1
+    wait_until(lambda: httpx.get(cell.url + "/health").status_code == 200)
+
+
+def test_a_key_is_asked_for_on_all_routes_with_data(model: Path, tmp_path: Path) -> None:
+    with running_cell(model, tmp_path, "--api-key=secret") as cell:
+        for path in ("/v1/models", "/metrics", "/version", "/nowhere"):
+            response = httpx.get(cell.url + path)
+            assert (response.status_code, error_of(response)["code"]) == (401, "invalid_api_key")
+        for key in ("Bearer other", "Basic secret", "secret", "Bearer"):
+            response = httpx.get(cell.url + "/v1/models", headers={"authorization": key})
+            assert response.status_code == 401
+        with_key = httpx.get(cell.url + "/v1/models", headers={"authorization": "bearer secret"})
+        assert with_key.status_code == 200
+
+
+def test_draining_finishes_what_is_open(model: Path, tmp_path: Path) -> None:
+    with running_cell(model, tmp_path) as cell:
+        cell.scheduler.step_seconds = 0.02
+        with cell.stream(prompt="hello", max_tokens=40) as response:
+            lines = response.iter_lines()
+            begun = next(lines)
+            cell.process.send_signal(signal.SIGTERM)
+            chunks = events(iter([begun, *lines]))
+        assert len(chunks) == 40
+        assert cell.process.wait(5) == 0
+
+
+def test_draining_has_a_time(model: Path, tmp_path: Path) -> None:
+    with running_cell(model, tmp_path, "--shutdown-timeout=0.3") as cell:
+        cell.scheduler.step_seconds = 0.02
+        with cell.stream(prompt="hello", max_tokens=ENOUGH) as response:
+            lines = response.iter_lines()
+            begun = next(lines)
+            cell.process.send_signal(signal.SIGTERM)
+            chunks = events(iter([begun, *lines]))
+        assert "shutting down" in chunks[-1]["error"]["message"]
+        assert cell.process.wait(5) == 0
+
+
+def test_the_gateway_needs_no_heavy_library() -> None:
+    script = (
+        "import sys, pagefleet_gateway.__main__;"
+        "print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"

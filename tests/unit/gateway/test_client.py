@@ -1,0 +1,146 @@
+"""The running link: a real socket, a real clock, and a scheduler that comes and goes."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from tests.unit.gateway.fake_scheduler import FakeScheduler, expected_token
+
+from pagefleet.params import SamplingParams
+from pagefleet.wire import (
+    Abort,
+    ChoiceState,
+    Output,
+    Reason,
+    Rejected,
+    Submit,
+    pack_ints,
+    unpack_ints,
+)
+from pagefleet_gateway.client import ClientGone, Mailbox, SchedulerClient
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> FakeScheduler:
+    return FakeScheduler(f"ipc://{tmp_path}/gateways.sock", step_seconds=0.002)
+
+
+def request(name: str = "r", choices: int = 1, max_tokens: int = 40) -> Submit:
+    params = SamplingParams(max_tokens=max_tokens, seed=1)
+    states = [ChoiceState(i) for i in range(choices)]
+    return Submit(name, 0, pack_ints(PROMPT), params, states)
+
+
+async def collect(mailbox: Mailbox, tokens: dict[int, list[int]]) -> None:
+    """Add all tokens of these choices; checks that nothing is missing or repeated."""
+    open_choices = set(tokens)
+    while open_choices:
+        for item in await mailbox.take(5.0):
+            assert isinstance(item, Output)
+            assert item.position == len(tokens[item.choice])
+            tokens[item.choice] += unpack_ints(item.tokens).tolist()
+            if item.finish:
+                open_choices.remove(item.choice)
+
+
+def expected(choices: int, count: int) -> dict[int, list[int]]:
+    return {c: [expected_token(PROMPT, c, p) for p in range(count)] for c in range(choices)}
+
+
+async def eventually(condition: object, seconds: float = 3.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+def test_tokens_come_in(scheduler: FakeScheduler) -> None:
+    async def talk() -> None:
+        client = SchedulerClient(scheduler.endpoint)
+        async with client.running(), client.open([request(choices=2)]) as mailbox:
+            tokens: dict[int, list[int]] = {0: [], 1: []}
+            await collect(mailbox, tokens)
+            assert tokens == expected(2, 40)
+            await eventually(lambda: client.health.ready)
+            assert client.max_model_len == 4096
+
+    with scheduler.started():
+        asyncio.run(talk())
+
+
+def test_a_scheduler_that_comes_late_or_again_is_not_noticed(scheduler: FakeScheduler) -> None:
+    scheduler.step_seconds = 0.01
+
+    async def talk() -> None:
+        client = SchedulerClient(scheduler.endpoint)
+        async with client.running(), client.open([request()]) as mailbox:
+            tokens: dict[int, list[int]] = {0: []}
+            answer = asyncio.create_task(collect(mailbox, tokens))
+            await asyncio.sleep(0.05)
+            assert not client.health.scheduler
+            with scheduler.started():
+                await eventually(lambda: len(tokens[0]) > 5)
+            scheduler.epoch += 1
+            scheduler.running.clear()
+            with scheduler.started():
+                await answer
+            assert tokens == expected(1, 40)
+            assert client.link.counters.resubmissions == 1
+
+    asyncio.run(talk())
+    first, second = scheduler.submits
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert len(second.choices[0].tokens) > 5 * 4
+
+
+def test_leaving_the_context_aborts(scheduler: FakeScheduler) -> None:
+    async def talk() -> None:
+        client = SchedulerClient(scheduler.endpoint)
+        async with client.running():
+            async with client.open([request("a", max_tokens=10**6), request("b")]) as mailbox:
+                await mailbox.take(5.0)
+                client.end_choices("b", [0])
+            await eventually(lambda: len(scheduler.aborts) == 2 and not scheduler.running)
+
+    with scheduler.started():
+        asyncio.run(talk())
+    assert sorted(scheduler.aborts, key=lambda abort: abort.request) == [
+        Abort("a", 1),
+        Abort("b", 1, [0]),
+    ]
+
+
+def test_everything_open_can_be_refused(scheduler: FakeScheduler) -> None:
+    async def talk() -> None:
+        client = SchedulerClient(scheduler.endpoint)
+        async with client.running(), client.open([request(max_tokens=10**6)]) as mailbox:
+            await mailbox.take(5.0)
+            client.refuse_all("closing")
+            news = await mailbox.take(5.0)
+            assert news[-1] == Rejected("r", 0, Reason.OVERLOADED, "closing")
+
+    with scheduler.started():
+        asyncio.run(talk())
+
+
+def test_a_mailbox_gives_all_at_once_or_nothing_in_time() -> None:
+    first, second = (Rejected(name, 1, Reason.FAILED, "") for name in "ab")
+
+    async def use() -> None:
+        mailbox = Mailbox()
+        assert await mailbox.take(0.01) == []
+        asyncio.get_running_loop().call_soon(mailbox.put, first)
+        assert await mailbox.take(5.0) == [first]
+        mailbox.put(first)
+        mailbox.put(second)
+        assert await mailbox.take(5.0) == [first, second]
+        asyncio.get_running_loop().call_soon(mailbox.hang_up)
+        with pytest.raises(ClientGone):
+            await mailbox.take(5.0)
+        with pytest.raises(ClientGone):
+            await mailbox.take(5.0)
+
+    asyncio.run(use())
