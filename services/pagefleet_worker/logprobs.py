@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pagefleet.wire import Logprobs, pack_floats, pack_ints
+from pagefleet_worker.draw import Draw
 from pagefleet_worker.selection import chunk_rows, top
-from pagefleet_worker.shaping import Draw
 
 
 @dataclass(frozen=True, slots=True)

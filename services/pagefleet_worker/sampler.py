@@ -7,7 +7,7 @@ warpers: top-k keeps whatever equals the k-th, top-p the most likely tokens unti
 ones the lower id goes first), min-p what has at least that share of the best token's probability
 (Nguyen and others, "Turning up the heat", 2024, section 3). What is left is drawn from by inverse
 transform with u = f(seed, choice, position) (`philox`), through the tokens in the order of their
-ids. Below a temperature of `GREEDY` the most likely token is taken, the lowest id of equal ones.
+ids. A greedy draw takes the most likely token, the lowest id of equal ones.
 
 A draw's token is the same, bit for bit, in whatever batch it is (`selection`).
 """
@@ -21,14 +21,9 @@ from torch import Tensor
 
 from pagefleet.params import SamplingParams
 from pagefleet_worker import philox
+from pagefleet_worker.draw import NO_TOKEN, Draw
 from pagefleet_worker.selection import chunk_rows, inverse_transform, largest, top, weights_of
-from pagefleet_worker.shaping import Draw, shape
-
-GREEDY = 1e-5
-"""Below it a temperature counts as 0."""
-
-NO_TOKEN = -1
-"""Instead of a token: the logits hold NaN or infinity, or the masks leave nothing."""
+from pagefleet_worker.shaping import shape
 
 _HEAD = 256
 """Most likely tokens among which top-k and top-p are sought at first."""
@@ -45,7 +40,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     Raises:
         IndexError: a parameter or a history names a token outside the vocabulary.
     """
-    if all(draw.params.temperature < GREEDY and not draw.is_shaped for draw in draws):
+    if all(draw.is_greedy and not draw.is_shaped for draw in draws):
         return _choose(logits, draws)
     size = chunk_rows(logits)
     chunks = [draws[start : start + size] for start in range(0, len(draws), size)]
@@ -56,7 +51,7 @@ def _choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     scores = _scores(logits, draws)
     tokens = largest(scores)
     valid = scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).isfinite()
-    drawn = [row for row, draw in enumerate(draws) if draw.params.temperature >= GREEDY]
+    drawn = [row for row, draw in enumerate(draws) if not draw.is_greedy]
     if drawn:
         _put(tokens, drawn, _draw(_rows(scores, drawn), [draws[row] for row in drawn]))
     return tokens.where(valid, NO_TOKEN)

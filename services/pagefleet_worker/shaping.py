@@ -9,7 +9,6 @@ The histories live on the host: there each stage gathers what it changes over th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -17,48 +16,10 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from pagefleet.params import SamplingParams
+from pagefleet_worker.draw import Draw
 
 _Edits: TypeAlias = list[tuple[int, ArrayLike, ArrayLike]]
 """(row, distinct tokens, one amount for each or for all); no row twice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """One token to choose."""
-
-    logits: int
-    """Row of the logits."""
-    params: SamplingParams
-    history: Sequence[int]
-    """Ids of the prompt and of the outputs before this position; an `array` costs least."""
-    prompt_length: int
-    choice: int
-    """The choice's number over the whole HTTP request."""
-    position: int
-    """Of the token among the outputs: 0 is the first that is generated."""
-
-    @property
-    def is_shaped(self) -> bool:
-        """Whether `shape` changes the logits."""
-        params = self.params
-        return (
-            params.reshapes_by_history
-            or params.allowed_token_ids is not None
-            or bool(params.logit_bias)
-            or self.position < params.min_tokens
-        )
-
-    def forbidden(self) -> set[int]:
-        """Tokens that bad words and `min_tokens` rule out at this position."""
-        tokens = {word[-1] for word in self.params.bad_words if self._follows(word[:-1])}
-        if self.position < self.params.min_tokens:
-            tokens.update(self.params.eos_token_ids, self.params.stop_token_ids)
-        return tokens
-
-    def _follows(self, tokens: tuple[int, ...]) -> bool:
-        start = len(self.history) - len(tokens)
-        return start >= 0 and tuple(self.history[start:]) == tokens
 
 
 def shape(scores: Tensor, draws: Sequence[Draw]) -> None:

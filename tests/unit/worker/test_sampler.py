@@ -13,11 +13,12 @@ from transformers.generation import logits_process as oracle
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import unpack_floats, unpack_ints
+from pagefleet_worker.draw import NO_TOKEN, Draw
 from pagefleet_worker.logprobs import DrawLogprobs, rank
 from pagefleet_worker.philox import draw_bits
-from pagefleet_worker.sampler import NO_TOKEN, random_bits, sample, weights_left
+from pagefleet_worker.sampler import random_bits, sample, weights_left
 from pagefleet_worker.selection import WEIGHT_ONE, inverse_transform, largest, top, weights_of
-from pagefleet_worker.shaping import Draw, shape
+from pagefleet_worker.shaping import shape
 
 SIZES = (7, 256, 1000, 1537, 5000)
 
