@@ -38,6 +38,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     output = gate_up.new_empty((tokens, size))
     if tokens:
         _silu_mul_kernel[(tokens, triton.cdiv(size, _TILE))](
-            gate_up, output, gate_up.stride(0), size, TILE=_TILE
+            gate_up, output, gate_up.stride(0), size, TILE=_TILE, enable_fp_fusion=True
         )
     return output

@@ -182,6 +182,7 @@ def write_kv(
         HEAD_SIZE=head_size,
         HEAD_TILE=triton.next_power_of_2(head_size),
         BLOCK_SIZE=key_cache.shape[2],
+        enable_fp_fusion=True,
     )
 
 
@@ -236,6 +237,7 @@ def rotary_write_kv(
         HEAD_SIZE=head_size,
         HEAD_TILE=triton.next_power_of_2(head_size),
         BLOCK_SIZE=key_cache.shape[2],
+        enable_fp_fusion=True,
     )
     return rotated
 
@@ -255,5 +257,5 @@ def copy_blocks(caches: Tensor, pairs: Tensor) -> None:
         return
     block_size = planes.shape[2]
     _copy_kernel[(len(pairs), triton.cdiv(block_size, _COPY_TILE), len(planes))](
-        planes, pairs, planes.stride(0), block_size, TILE=_COPY_TILE
+        planes, pairs, planes.stride(0), block_size, TILE=_COPY_TILE, enable_fp_fusion=True
     )

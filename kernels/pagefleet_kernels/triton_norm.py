@@ -69,6 +69,7 @@ def _launch(values: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
             SIZE=size,
             TILE=tile,
             RESIDUAL=residual is not None,
+            enable_fp_fusion=True,
             num_warps=min(max(tile // _VALUES_PER_WARP, 1), _MOST_WARPS),
         )
     return outputs

@@ -1,0 +1,47 @@
+"""Compiled ahead of time, the Triton kernels fit the chips: no spills, shared memory within limits,
+matrix products on the matrix units.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.triton_resources import MACHINES
+
+ROOT = Path(__file__).parents[3]
+
+
+def check_report(target: str, case: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(ROOT / "kernels")
+    script = str(ROOT / "benchmarks" / "triton_resources.py")
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", script, target, "--case", case],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(finished.stdout)
+    assert finished.returncode == 0, finished.stderr
+    lines = [line for line in finished.stdout.splitlines() if target in line]
+    assert len(lines) > 1
+    for line in lines:
+        kernel, spills, shared, matrix = (line.split(" | ")[column] for column in (1, 5, 6, 7))
+        assert spills == "0", line
+        assert int(shared) <= MACHINES[target].shared_limit, line
+        assert (matrix != "- |") == (kernel == "attention_kernel"), line
+        if line.startswith("| 8B prefill | attention_kernel"):
+            assert matrix == f"{MACHINES[target].matrix_instructions[0]} |"
+
+
+def test_decode_fits_a_hopper_chip():
+    check_report("cuda:90", "135M decode")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", MACHINES)
+def test_every_kernel_fits_every_chip(target):
+    check_report(target, "")
