@@ -45,13 +45,13 @@ def fields(words: str, reals: str = "") -> list[tuple[str, type]]:
 
 
 @device
-def thread_number(record: Any) -> int:
+def thread_number(record: Any) -> Any:
     """A number for the calling thread, below the number of threads; to be asked once."""
     return fetch_add(record.here + 8, 1)
 
 
 @device
-def next_task(record: Any) -> int:
+def next_task(record: Any) -> Any:
     """A number that no other thread of this call gets; they count up from 0."""
     return fetch_add(record.here + 16, 1)
 

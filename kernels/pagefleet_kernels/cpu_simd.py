@@ -21,14 +21,13 @@ from numba import types
 from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.core.imputils import lower_constant
-from numba.extending import (
-    intrinsic,
-    register_model,
-    typeof_impl,
-)
+from numba.extending import register_model, typeof_impl
 
 device: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(error_model="numpy")
 """Compiles a function for use inside of kernels."""
+
+intrinsic: Callable[[Callable[..., Any]], Any] = numba.extending.intrinsic
+"""Makes an instruction out of a function that returns its signature and what writes its IR."""
 
 LANES = 16
 FLOAT = ir.FloatType()
@@ -50,7 +49,7 @@ class Format(enum.Enum):
         return self.value
 
 
-class Constant(types.Type):
+class Constant(types.Type):  # type: ignore[misc]
     """The type of a value that is known when a kernel is compiled and takes no room in it."""
 
     def __init__(self, value: object) -> None:
@@ -58,7 +57,7 @@ class Constant(types.Type):
         super().__init__(name=f"Constant({value})")
 
 
-class VectorType(types.Type):
+class VectorType(types.Type):  # type: ignore[misc]
     """Sixteen float32 lanes in a register."""
 
 
@@ -74,14 +73,16 @@ class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
 register_model(Constant)(models.OpaqueModel)
 
 
-@typeof_impl.register(Format)
-def _type_of_format(value: Format, context: object) -> Constant:
-    return Constant(value)
+def constant_in_kernels(kind: type) -> None:
+    """Lets kernels close over values of a class, which they see when they are compiled."""
+    typeof_impl.register(kind, lambda value, context: Constant(value))
 
 
-@lower_constant(Constant)
 def _lower_constant(context: Any, builder: Any, kind: Constant, value: object) -> Any:
     return context.get_dummy_value()
+
+
+lower_constant(Constant)(_lower_constant)
 
 
 # --- what the instructions are, as functions that write LLVM IR ---
@@ -198,37 +199,46 @@ def rounded_bits(builder: Any, value: Any) -> Any:
 # --- the instructions, for kernels written in Python ---
 
 
-def _vector_operation(emit: Callable[..., Any], operands: int) -> Any:
-    """An intrinsic over `operands` vectors that gives a vector."""
+def _unary(emit: Callable[[Any, Any], Any]) -> Any:
+    """An instruction from a vector to a vector."""
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return emit(builder, *arguments)
+        return emit(builder, arguments[0])
 
-    if operands == 1:
+    def instruction(typing: Any, a: Any) -> Any:
+        return float32x16(float32x16), lower
 
-        def typed(typing: Any, a: Any) -> Any:
-            return float32x16(float32x16), lower
-
-    elif operands == 2:
-
-        def typed(typing: Any, a: Any, b: Any) -> Any:
-            return float32x16(float32x16, float32x16), lower
-
-    else:
-
-        def typed(typing: Any, a: Any, b: Any, c: Any) -> Any:
-            return float32x16(float32x16, float32x16, float32x16), lower
-
-    return intrinsic(typed)
+    return intrinsic(instruction)
 
 
-add = _vector_operation(lambda builder, a, b: builder.fadd(a, b), 2)
-subtract = _vector_operation(lambda builder, a, b: builder.fsub(a, b), 2)
-multiply = _vector_operation(lambda builder, a, b: builder.fmul(a, b), 2)
-divide = _vector_operation(lambda builder, a, b: builder.fdiv(a, b), 2)
-maximum = _vector_operation(lambda builder, a, b: call(builder, "maxnum", a, b), 2)
-multiply_add = _vector_operation(lambda builder, a, b, c: call(builder, "fma", a, b, c), 3)
-exp = _vector_operation(exponential, 1)
+def _binary(emit: Callable[[Any, Any, Any], Any]) -> Any:
+    """An instruction from two vectors to a vector."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return emit(builder, arguments[0], arguments[1])
+
+    def instruction(typing: Any, a: Any, b: Any) -> Any:
+        return float32x16(float32x16, float32x16), lower
+
+    return intrinsic(instruction)
+
+
+add = _binary(lambda builder, a, b: builder.fadd(a, b))
+subtract = _binary(lambda builder, a, b: builder.fsub(a, b))
+multiply = _binary(lambda builder, a, b: builder.fmul(a, b))
+divide = _binary(lambda builder, a, b: builder.fdiv(a, b))
+maximum = _binary(lambda builder, a, b: call(builder, "maxnum", a, b))
+exp = _unary(exponential)
+
+
+@intrinsic
+def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return call(builder, "fma", *arguments)
+
+    return float32x16(float32x16, float32x16, float32x16), lower
 
 
 @intrinsic
@@ -324,7 +334,7 @@ def store_floats(typing: Any, address: Any, vector: Any) -> Any:
 
 
 def _scalar(kind: Any, llvm: ir.Type) -> tuple[Any, Any]:
-    """The intrinsics that load and store one number."""
+    """The instructions that load and store one number."""
 
     def loading(typing: Any, address: Any) -> Any:
         def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -343,8 +353,18 @@ def _scalar(kind: Any, llvm: ir.Type) -> tuple[Any, Any]:
 
 
 load_float, store_float = _scalar(types.float32, FLOAT)
-load_int32, _ = _scalar(types.int32, INT)
 load_int64, store_int64 = _scalar(types.int64, ir.IntType(64))
+
+
+@intrinsic
+def load_int32(typing: Any, address: Any) -> Any:
+    """One int32, as an int64."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = builder.load(pointer(builder, arguments[0], INT))
+        return builder.sext(value, ir.IntType(64))
+
+    return types.int64(types.int64), lower
 
 
 @intrinsic

@@ -1,0 +1,254 @@
+"""One tile of attention for one block of queries: scores, online softmax, weighted values.
+
+Within a tile the weights are taken against the tile's own maximum, and its sums begin from nothing;
+then they are merged into the query's state by one formula (Milakov and Gimelshein, 2018), so that
+a state may be built tile by tile or out of tiles that several threads computed.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from pagefleet_kernels.cpu_simd import (
+    add,
+    broadcast,
+    device,
+    divide,
+    exp,
+    first,
+    keep,
+    largest,
+    load_float,
+    load_floats,
+    maximum,
+    multiply,
+    multiply_add,
+    ramp,
+    store_float,
+    store_floats,
+    subtract,
+    total,
+)
+from pagefleet_kernels.cpu_tiles import TILE, Block, packed_scores, prefetch, scores, weigh
+
+
+class Task(NamedTuple):
+    """Some tokens of a row, over some tiles of its context."""
+
+    row: int
+    token: int
+    """First token, counted over the step."""
+    tokens: int
+    position: int
+    """Of the first token, in its sequence."""
+    first_tile: int
+    last_tile: int
+
+
+class Head(NamedTuple):
+    """A key/value head: its number, and the addresses that the keys' offsets count from."""
+
+    number: int
+    keys: int
+    values: int
+    ahead: int
+    """Where the keys lie that are needed next, to be sent for in time; 0 if unknown."""
+    ahead_offsets: int
+
+
+class Room(NamedTuple):
+    """Addresses of one thread's scratch. A state is a query's weighted sums in scratch order, then
+    the maximum of its scores and the total of its weights.
+    """
+
+    queries: int
+    states: int
+    fresh: int
+    """The states of one block of queries in one tile."""
+    weights: int
+    offsets: int
+    ahead_offsets: int
+    panel: int
+
+
+@device
+def layout(block: Any, address: int, capacity: int) -> Room:
+    """Cuts a thread's scratch for `capacity` queries."""
+    states = address + capacity * block.row_bytes
+    fresh = states + capacity * block.state_bytes
+    weights = fresh + block.queries * block.state_bytes
+    offsets = weights + block.queries * TILE * 4
+    ahead = offsets + TILE * 8
+    return Room(address, states, fresh, weights, offsets, ahead, ahead + TILE * 8)
+
+
+@device
+def with_states(room: Room, states: int) -> Room:
+    """The same scratch with the states elsewhere."""
+    return Room(
+        room.queries,
+        states,
+        room.fresh,
+        room.weights,
+        room.offsets,
+        room.ahead_offsets,
+        room.panel,
+    )
+
+
+def room_size(block: Block, capacity: int) -> int:
+    """Bytes that `layout` cuts, in whole pages."""
+    states = (capacity + block.queries) * block.state_bytes
+    others = (capacity + TILE) * block.row_bytes + block.queries * TILE * 4 + TILE * 16
+    return -(-(states + others) // 4096) * 4096
+
+
+@device
+def _visible(arguments: Any, task: Task, tile: int, query: int) -> tuple[int, int]:
+    """The keys of a tile that a query sees; queries past the last one are its twins."""
+    position = task.position + min(query // arguments.group, task.tokens - 1)
+    end = min(max(position + 1 - tile * TILE, 0), TILE)
+    if arguments.window == 0:
+        return 0, end
+    return min(max(position + 1 - arguments.window - tile * TILE, 0), TILE), end
+
+
+@device
+def _soften(arguments: Any, row: int, begin: int, end: int, slope: float, distance: int) -> None:
+    """Soft cap, then ALiBi, on a row of scores; `distance`: position of key 0 minus the query's."""
+    cap = broadcast(arguments.softcap)
+    twice = broadcast(2.0 / arguments.softcap if arguments.softcap else 0.0)
+    one, two = broadcast(1.0), broadcast(2.0)
+    for key in range(begin // 16 * 16, end, 16):
+        score = load_floats(row + key * 4)
+        if arguments.softcap:
+            power = exp(multiply(score, twice))
+            score = multiply(cap, subtract(one, divide(two, add(power, one))))
+        if arguments.slopes:
+            score = multiply_add(broadcast(slope), ramp(distance + key), score)
+        store_floats(row + key * 4, score)
+
+
+@device
+def _softmax(row: int, begin: int, end: int) -> tuple[float, float]:
+    """Scores `begin` .. `end` - 1 become weights, others 0; returns the maximum and the sum."""
+    bottom = broadcast(-math.inf)
+    top = bottom
+    for key in range(begin // 16 * 16, end, 16):
+        score = keep(load_floats(row + key * 4), begin - key, end - key, -math.inf)
+        store_floats(row + key * 4, score)
+        top = maximum(top, score)
+    peak = largest(top)
+    level = broadcast(peak)
+    weights = broadcast(0.0)
+    for key in range(begin // 16 * 16, end, 16):
+        weight = exp(subtract(load_floats(row + key * 4), level))
+        store_floats(row + key * 4, weight)
+        weights = add(weights, weight)
+    return peak, total(weights)
+
+
+@device
+def merge(block: Any, state: int, fresh: int) -> None:
+    """Adds one tile's sums to a query's state; a state without weight takes them as they are."""
+    top, weight = load_float(state + block.row_bytes), load_float(state + block.row_bytes + 4)
+    if weight == 0:
+        for place in range(0, block.state_bytes, 64):
+            store_floats(state + place, load_floats(fresh + place))
+        return
+    fresh_top = load_float(fresh + block.row_bytes)
+    fresh_weight = load_float(fresh + block.row_bytes + 4)
+    peak = max(top, fresh_top)
+    old, new = exp(broadcast(top - peak)), exp(broadcast(fresh_top - peak))
+    for place in range(0, block.row_bytes, 64):
+        part = multiply(new, load_floats(fresh + place))
+        store_floats(state + place, multiply_add(old, load_floats(state + place), part))
+    both = multiply_add(old, broadcast(weight), multiply(new, broadcast(fresh_weight)))
+    store_float(state + block.row_bytes, peak)
+    store_float(state + block.row_bytes + 4, first(both))
+
+
+@device
+def _weigh_block(
+    block: Any, arguments: Any, task: Task, head: Head, room: Room, tile: int, query: int
+) -> None:
+    """Sums the values of one tile for a block of queries: together where all of them see a key, one
+    by one at the ends, so that no query ever reads a value that it must not see.
+    """
+    single = block.single
+    begin = _visible(arguments, task, tile, query + block.queries - 1)[0]
+    end = _visible(arguments, task, tile, query)[1]
+    if begin >= end:
+        begin = end = TILE
+    for index in range(block.queries):
+        low, high = _visible(arguments, task, tile, query + index)
+        row, sums = room.weights + index * TILE * 4, room.fresh + index * block.state_bytes
+        for place in range(0, block.row_bytes, 64):
+            store_floats(sums + place, broadcast(0.0))
+        if low < min(begin, high):
+            weigh(single, row, room.offsets, head.values, sums, low, min(begin, high))
+    step = 16 if head.ahead else TILE
+    for key in range(begin, end, step):
+        if head.ahead:
+            prefetch(block, head.ahead_offsets + key * 8, head.ahead)
+        until = min(key + step, end)
+        weigh(block, room.weights, room.offsets, head.values, room.fresh, key, until)
+    for index in range(block.queries):
+        high = _visible(arguments, task, tile, query + index)[1]
+        row, sums = room.weights + index * TILE * 4, room.fresh + index * block.state_bytes
+        if end < high:
+            weigh(single, row, room.offsets, head.values, sums, end, high)
+
+
+@device
+def _block_scores(
+    block: Any, head: Head, room: Room, query: int, begin: int, end: int, packed: bool
+) -> None:
+    """Scores of a block of queries with the keys `begin` .. `end` - 1, in whole sixteens. Where
+    keys are read as they lie, their values are sent for.
+    """
+    queries = room.queries + query * block.row_bytes
+    for key in range(begin // 16 * 16, end, 16):
+        output, offsets = room.weights + key * 4, room.offsets + key * 8
+        if packed:
+            packed_scores(block, queries, room.panel + key * block.row_bytes, output)
+        else:
+            prefetch(block, offsets, head.values)
+            scores(block, queries, offsets, head.keys, output)
+
+
+@device
+def attend_block(
+    block: Any,
+    arguments: Any,
+    task: Task,
+    head: Head,
+    room: Room,
+    tile: int,
+    query: int,
+    packed: bool,
+) -> None:
+    """One tile for the block of queries from `query` on, merged into their states."""
+    begin = _visible(arguments, task, tile, query)[0]
+    end = _visible(arguments, task, tile, query + block.queries - 1)[1]
+    if begin >= end:
+        return
+    _block_scores(block, head, room, query, begin, end, packed)
+    for index in range(block.queries):
+        low, high = _visible(arguments, task, tile, query + index)
+        if low < high:
+            row = room.weights + index * TILE * 4
+            if arguments.softcap or arguments.slopes:
+                number = head.number * arguments.group + (query + index) % arguments.group
+                slope = load_float(arguments.slopes + number * 4) if arguments.slopes else 0.0
+                token = min((query + index) // arguments.group, task.tokens - 1)
+                _soften(arguments, row, low, high, slope, tile * TILE - task.position - token)
+            peak, weight = _softmax(row, low, high)
+            marks = room.fresh + index * block.state_bytes + block.row_bytes
+            store_float(marks, peak)
+            store_float(marks + 4, weight)
+    _weigh_block(block, arguments, task, head, room, tile, query)
+    for index in range(block.queries):
+        low, high = _visible(arguments, task, tile, query + index)
+        if low < high:
+            state = room.states + (query + index) * block.state_bytes
+            merge(block, state, room.fresh + index * block.state_bytes)
