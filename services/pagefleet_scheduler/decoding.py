@@ -1,16 +1,17 @@
-"""From what a step sampled to what a request gets: stop tokens, lengths, the fork into choices."""
+"""From what a step sampled to tokens of sequences: ends, and the forks of choices and beams."""
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import Finish, Logprobs
-from pagefleet_scheduler.sequence import Sequence
+from pagefleet_scheduler.beam import Continuation
+from pagefleet_scheduler.sequence import Request, Sequence
 
 
-def finish_of(params: SamplingParams, outputs: int, last: int | None) -> Finish | None:
+def finish_of(params: SamplingParams, outputs: int, last: int) -> Finish | None:
     """Why a choice with `outputs` tokens, the last of which is given, has ended; None: it goes on.
 
     Stop strings are the gateway's: it sees the text.
     """
-    if last is not None and outputs >= params.min_tokens and params.ends(last):
+    if outputs >= params.min_tokens and params.ends(last):
         return Finish.STOP
     return Finish.LENGTH if outputs >= params.max_tokens else None
 
@@ -31,6 +32,35 @@ def fork(parent: Sequence) -> list[Sequence]:
             parent.request.sequences[other.choices[0]] = other
     del parent.choices[1:]
     return [parent, *others]
+
+
+def fork_beams(
+    request: Request, beams: list[Sequence], going: list[Continuation]
+) -> list[list[Sequence]]:
+    """Make a beam of each continuation, and them the request's sequences, in the same order.
+
+    Returns those that share blocks: lists of a beam that ran before and its forks.
+    """
+    number = max(request.sequences) + 1
+    request.sequences = {}
+    families: dict[int, list[Sequence]] = {}
+    for continuation in going:
+        family = families.setdefault(continuation.beam, [])
+        beam = beams[continuation.beam]
+        if family:
+            beam, number = beam.forked(number), number + 1
+        family.append(beam)
+        request.sequences[beam.choices[0]] = beam
+    return list(families.values())
+
+
+def append_continuations(request: Request, going: list[Continuation]) -> None:
+    """Give each beam of a search, in their order, the token that it goes on with."""
+    for beam, continuation in zip(request.sequences.values(), going, strict=True):
+        beam.candidates = None
+        beam.tokens.append(continuation.token)
+        if continuation.logprobs is not None:
+            beam.logprobs.append(continuation.logprobs)
 
 
 def concatenate(pieces: list[Logprobs]) -> Logprobs | None:

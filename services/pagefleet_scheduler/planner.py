@@ -51,6 +51,8 @@ class PlannedRow:
     run: int
     end: int
     samples: int
+    ahead: bool
+    """The sequence counts the sample as its next token before it is back."""
 
 
 @dataclass(slots=True)
@@ -132,12 +134,21 @@ class Planner:
 
     # --- who runs here --------------------------------------------------------------------------
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that could run here."""
+        return min(self.worker.max_model_len, self.worker.blocks * self.worker.block_size)
+
     def fits(self, sequence: Sequence) -> bool:
-        """Whether the sequence could ever run here to its end, alone."""
-        prompt, more = len(sequence.request.prompt), sequence.request.params.max_tokens
+        """Whether the sequence, or all beams of its search, could run here to the end, alone."""
+        prompt, params = len(sequence.request.prompt), sequence.request.params
+        whole = self._blocks_for(max(prompt + params.max_tokens - 1, prompt))
+        shared = prompt // self.pool.block_size
+        beams = max(params.beam_width, 1)
         return (
-            prompt + more <= self.worker.max_model_len
-            and self._blocks_for(max(prompt + more - 1, prompt)) <= self.worker.blocks
+            prompt + params.max_tokens <= self.worker.max_model_len
+            and shared + beams * (whole - shared) <= self.worker.blocks
+            and beams <= self.worker.slots
         )
 
     def can_admit(self, sequence: Sequence) -> bool:
@@ -281,11 +292,9 @@ class Planner:
             if self.pool.available + self.pool.settling >= wanted:
                 return False
             victim = self.running[-1]
-            if victim is sequence:
+            if victim is sequence or (victim.request is sequence.request and victim.request.search):
                 return False
-            self.remove(victim)
-            self.preemptions += 1
-            preempted.append(victim)
+            preempted += self._preempt(victim)
         if copied:
             source, target = sequence.table[first], self.pool.allocate()
             draft.copies += (source, target)
@@ -296,6 +305,16 @@ class Planner:
                 draft.tables += (sequence.slot, first, target)
         sequence.append_blocks([self.pool.allocate() for _ in range(missing)])
         return True
+
+    def _preempt(self, victim: Sequence) -> list[Sequence]:
+        """Take back all that a sequence has; the beams of one search go together."""
+        gang = [victim]
+        if victim.request.search is not None:
+            gang = [beam for beam in self.running if beam.request is victim.request]
+        for sequence in gang:
+            self.remove(sequence)
+        self.preemptions += len(gang)
+        return gang
 
     def _add_row(self, sequence: Sequence, count: int, draft: _Draft) -> None:
         slot = sequence.slot
@@ -317,17 +336,17 @@ class Planner:
         if self.checking:
             draft.full_tables.extend(sequence.table)
         samples = len(sequence.choices) if logits else 0
-        draft.planned.append(PlannedRow(sequence, sequence.run, end, samples))
+        ahead = samples == 1 and not sequence.waits_for_others
+        draft.planned.append(PlannedRow(sequence, sequence.run, end, samples, ahead))
         sequence.ordered = end
-        if samples == 1:
-            sequence.ahead += 1
+        sequence.ahead += ahead
 
     def _open(self, sequence: Sequence) -> Open:
         prompt = sequence.request.prompt
         assert sequence.slot is not None
         return Open(
             sequence.slot,
-            sequence.request.params,
+            sequence.request.ordered_params,
             pack_ints(prompt),
             pack_ints(sequence.tokens[len(prompt) :]),
             sequence.choices.copy(),
@@ -354,8 +373,7 @@ class Planner:
         for number, row in enumerate(rows):
             sequence, first = row.sequence, at
             at += row.samples
-            if row.samples == 1:
-                sequence.ahead -= 1
+            sequence.ahead -= row.ahead
             if sequence.finish is not None:
                 continue
             if number in errors:

@@ -16,8 +16,11 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pagefleet.params import SamplingParams
 from pagefleet.wire import Finish, Ints, Logprobs, checksum, pack_ints
+from pagefleet_scheduler.beam import BeamSearch
 from pagefleet_scheduler.blocks import BlockKey, History, root
 
 
@@ -39,8 +42,21 @@ class Request:
     """Of each choice that goes on; several choices share one until their first token."""
     finished: "dict[int, Sequence]" = field(default_factory=dict)
     """Of the other choices, in case the gateway misses their end."""
+    search: BeamSearch | None = None
+    """A beam search: its sequences are beams, numbered as they come, and answer no choice."""
+    answers: list[int] = field(default_factory=list)
+    """The choices that a beam search is to answer, the best first."""
     prompt_logprobs_sent: int = 1
     """Position in the prompt up to which its logprobs were sent; the first token has none."""
+
+    @property
+    def ordered_params(self) -> SamplingParams:
+        """What a worker is told: of a beam it gives the most likely tokens, and chooses none."""
+        if self.search is None:
+            return self.params
+        return msgspec.structs.replace(
+            self.params, temperature=0.0, logprobs=self.params.candidates
+        )
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -93,6 +109,8 @@ class Sequence:
     """What its next block to be indexed continues."""
     cached: int = 0
     """Prompt tokens that its first run found in the prefix cache."""
+    candidates: Logprobs | None = None
+    """Of a beam: its likely next tokens, until all beams of the search have theirs."""
     finish: Finish | None = None
     keys: list[BlockKey] = field(default_factory=list)
     """Of its full blocks, as far as somebody asked."""
@@ -134,6 +152,11 @@ class Sequence:
         """Whether a choice that began here is still wanted, and has no sequence of its own."""
         return self.request.sequences.get(choice) is self
 
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether its next token is known only once the scheduler has seen the result."""
+        return len(self.choices) > 1 or self.request.search is not None
+
     def samples_at(self, end: int) -> bool:
         """Whether a row that ends before position `end` gives a new token."""
         return end == self.length and self.request.params.max_tokens > 0
@@ -166,6 +189,7 @@ class Sequence:
             request=self.request,
             choices=[choice],
             tokens=self.tokens[:],
+            logprobs=self.logprobs[:],
             base=self.base,
             sent=self.sent,
             ordered=self.ordered,

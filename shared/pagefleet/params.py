@@ -13,7 +13,10 @@ MAX_CHOICES = 16
 """Most choices one request may ask for (`n` and `best_of`)."""
 
 MAX_LOGPROBS = 20
-"""Most alternatives whose logprobs may be asked for at one position."""
+"""Most alternatives whose logprobs a client may ask for at one position."""
+
+MAX_CANDIDATES = 128
+"""Most alternatives that a worker reports at one position; beam search looks at so many."""
 
 
 class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -52,6 +55,12 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
     """How many alternatives to report beside each chosen token; None reports nothing."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens, from the second on."""
+    beam_width: int = 0
+    """Beams of a beam search; 0 samples."""
+    length_penalty: float = 1.0
+    """Exponent on the length that divides a beam's summed logprobs."""
+    early_stopping: bool | None = False
+    """When a beam search ends (`pagefleet_scheduler.beam`); None is transformers' "never"."""
 
     def __post_init__(self) -> None:
         """Refuse what no sampler could obey."""
@@ -62,6 +71,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
             ("frequency_penalty", self.frequency_penalty),
             ("presence_penalty", self.presence_penalty),
             ("repetition_penalty", self.repetition_penalty),
+            ("length_penalty", self.length_penalty),
         )
         for name, value in finite:
             if not math.isfinite(value):
@@ -81,11 +91,13 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
             ("bad_words", all(self.bad_words), "sequences of at least one token"),
             ("allowed_token_ids", self.allowed_token_ids != (), "absent or not empty"),
-            ("logprobs", 0 <= (self.logprobs or 0) <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
+            ("beam_width", 0 <= self.beam_width <= MAX_CHOICES, f"0 to {MAX_CHOICES}"),
+            ("stop_token_ids", self.candidates <= MAX_CANDIDATES, "fewer with a beam search"),
+            ("logprobs", 0 <= (self.logprobs or 0) <= MAX_CANDIDATES, f"0 to {MAX_CANDIDATES}"),
             (
                 "prompt_logprobs",
-                0 <= (self.prompt_logprobs or 0) <= MAX_LOGPROBS,
-                f"0 to {MAX_LOGPROBS}",
+                0 <= (self.prompt_logprobs or 0) <= MAX_CANDIDATES,
+                f"0 to {MAX_CANDIDATES}",
             ),
         )
         for name, holds, wanted in ranges:
@@ -113,6 +125,11 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
     def ends(self, token: int) -> bool:
         """Whether `token` ends a choice (once `min_tokens` are there)."""
         return token in self.eos_token_ids or token in self.stop_token_ids
+
+    @property
+    def candidates(self) -> int:
+        """Continuations that a step of its beam search looks at; 0 without one."""
+        return max(2, 1 + len({*self.eos_token_ids, *self.stop_token_ids})) * self.beam_width
 
     @property
     def reshapes_by_history(self) -> bool:

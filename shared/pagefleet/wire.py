@@ -247,6 +247,8 @@ class Output(Part, frozen=True):
     finish: Finish | None = None
     cached: int = 0
     """Prompt tokens that came out of the prefix cache, of this choice's first run."""
+    score: float | None = None
+    """Of an answer of a beam search."""
 
 
 class PromptOutput(Part, frozen=True):

@@ -1,0 +1,93 @@
+"""What the scheduler is about to send: news of sequences gathered by gateway, all else in order."""
+
+from dataclasses import dataclass
+
+from pagefleet.wire import (
+    Logprobs,
+    Message,
+    Output,
+    Outputs,
+    PromptOutput,
+    Reason,
+    Rejected,
+    pack_ints,
+)
+from pagefleet_scheduler import decoding
+from pagefleet_scheduler.beam import Answer
+from pagefleet_scheduler.sequence import Request, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message for a peer."""
+
+    peer: bytes
+    message: Message
+
+
+class Outbox:
+    """Collects while events are handled; `flush` gives what they amount to."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._sends: list[Send] = []
+        self._outputs: dict[bytes, list[Output]] = {}
+        self._prompts: dict[bytes, list[PromptOutput]] = {}
+
+    def send(self, peer: bytes, message: Message) -> None:
+        """Send a message by itself."""
+        self._sends.append(Send(peer, message))
+
+    def reject(self, request: Request, reason: Reason, text: str, param: str | None = None) -> None:
+        """Tell a request's gateway that it ends here."""
+        self.send(request.gateway, Rejected(request.id, request.attempt, reason, text, param))
+
+    def output(self, sequence: Sequence, choice: int, position: int) -> None:
+        """Send what a choice has from `position` on, and whether it has ended."""
+        request = sequence.request
+        tokens = sequence.tokens[len(request.prompt) + position :]
+        self._outputs.setdefault(request.gateway, []).append(
+            Output(
+                request=request.id,
+                attempt=request.attempt,
+                choice=choice,
+                position=position,
+                tokens=pack_ints(tokens),
+                logprobs=decoding.concatenate(sequence.logprobs[position - sequence.base :]),
+                finish=sequence.finish,
+                cached=sequence.cached,
+            )
+        )
+        sequence.sent = sequence.outputs
+
+    def answer(self, request: Request, choice: int, answer: Answer) -> None:
+        """Send an answer of a beam search, whole."""
+        self._outputs.setdefault(request.gateway, []).append(
+            Output(
+                request=request.id,
+                attempt=request.attempt,
+                choice=choice,
+                position=0,
+                tokens=pack_ints(answer.tokens),
+                logprobs=decoding.concatenate(answer.logprobs),
+                finish=answer.finish,
+                score=answer.score,
+            )
+        )
+
+    def prompt_output(self, request: Request, position: int, logprobs: Logprobs) -> None:
+        """Send logprobs of a piece of a prompt, unless they were sent before."""
+        end = position + len(logprobs.chosen) // 4
+        if position <= request.prompt_logprobs_sent < end:
+            request.prompt_logprobs_sent = end
+            self._prompts.setdefault(request.gateway, []).append(
+                PromptOutput(request.id, request.attempt, position, logprobs)
+            )
+
+    def flush(self) -> list[Send]:
+        """Everything that was collected."""
+        for peer in {**self._outputs, **self._prompts}:
+            outputs, prompts = self._outputs.pop(peer, []), self._prompts.pop(peer, [])
+            self.send(peer, Outputs(self._epoch, outputs, prompts))
+        sends, self._sends = self._sends, []
+        return sends

@@ -1,0 +1,89 @@
+"""Where sequences are: each waits in the one queue of the cell, or runs at one worker."""
+
+from bisect import insort
+from collections.abc import Iterable
+
+from pagefleet.wire import Plan
+from pagefleet_scheduler import router
+from pagefleet_scheduler.planner import Planner
+from pagefleet_scheduler.sequence import Request, Sequence
+
+
+class Placement:
+    """The queue, oldest first, and the planners of all workers."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Sequence] = []
+        self.planners: list[Planner] = []
+
+    def __repr__(self) -> str:
+        return f"<Placement {len(self.waiting)} wait, {self.running} run>"
+
+    @property
+    def running(self) -> int:
+        """Sequences that have a slot somewhere."""
+        return sum(len(planner.running) for planner in self.planners)
+
+    def wait(self, sequence: Sequence) -> None:
+        """Put a sequence, which has no blocks, at its place in the queue."""
+        insort(self.waiting, sequence, key=lambda waiting: waiting.order)
+
+    def stop(self, sequence: Sequence) -> None:
+        """Take a sequence that has ended from wherever it is; its blocks are free at once."""
+        if sequence.slot is not None:
+            self._planner_of(sequence).remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def share(self, sequences: list[Sequence]) -> None:
+        """Let forks of a sequence, which is the first, run where it runs, or wait as it waits."""
+        parent, *waiting = sequences
+        if waiting and parent.slot is not None:
+            waiting = self._planner_of(parent).fork(sequences)
+        else:
+            for fork in waiting:
+                fork.forget_run()
+        for fork in waiting:
+            self.wait(fork)
+
+    def leave(self, planner: Planner) -> None:
+        """A worker is lost: what ran there starts again from its tokens, at its old place."""
+        self.planners.remove(planner)
+        for sequence in planner.abandon():
+            self.wait(sequence)
+
+    def admit(self) -> None:
+        """Let sequences begin to run, oldest first, until one finds no worker with room."""
+        for planner in self.planners:
+            planner.pool.settle()
+        while self.waiting and self.waiting[0].ahead == 0:
+            chosen = router.choose(self.waiting[0], self.planners)
+            if chosen is None:
+                break
+            chosen.admit(self.waiting.pop(0))
+
+    def plan(self, planner: Planner) -> Plan | None:
+        """A worker's next step, if there is one to order now; what it preempts waits."""
+        preempted: list[Sequence] = []
+        plan = planner.plan(preempted)
+        for sequence in preempted:
+            self.wait(sequence)
+        return plan
+
+    def fits_nowhere(self, sequence: Sequence) -> bool:
+        """Whether there are workers, and the sequence could never run at any of them."""
+        return bool(self.planners) and not any(each.fits(sequence) for each in self.planners)
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Assert the invariants: all unfinished sequences, and no others, are at one place."""
+        for planner in self.planners:
+            planner.check()
+        running = [sequence for planner in self.planners for sequence in planner.running]
+        placed = {id(sequence) for sequence in [*running, *self.waiting]}
+        assert len(placed) == len(running) + len(self.waiting)
+        assert placed == {id(each) for request in requests for each in request.sequences.values()}
+        assert self.waiting == sorted(self.waiting, key=lambda sequence: sequence.order)
+        assert all(each.slot is None and not each.table for each in self.waiting)
+
+    def _planner_of(self, sequence: Sequence) -> Planner:
+        return next(planner for planner in self.planners if sequence in planner.running)

@@ -1,0 +1,181 @@
+"""The life of a request: from what was submitted to sequences, from results to its choices' ends.
+
+A request's choices that have no token yet are one sequence, whose first sample forks it; a choice
+that comes with tokens, after a fault, is a sequence that goes on from them. A beam search begins
+with one beam, from the prompt, and answers all its choices when it ends.
+"""
+
+from collections.abc import Iterator
+
+from pagefleet.wire import ChoiceState, Finish, Logprobs, Reason, unpack_ints
+from pagefleet_scheduler import decoding
+from pagefleet_scheduler.beam import BeamSearch
+from pagefleet_scheduler.outbox import Outbox
+from pagefleet_scheduler.placement import Placement
+from pagefleet_scheduler.planner import Accepted, Sampled
+from pagefleet_scheduler.sequence import Request, Sequence
+
+
+class Requests:
+    """All requests that have not ended."""
+
+    def __init__(self, placement: Placement, outbox: Outbox) -> None:
+        self._placement = placement
+        self._outbox = outbox
+        self._open: dict[str, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(list(self._open.values()))
+
+    def get(self, id: str) -> Request | None:
+        """The request of that id, unless it has ended."""
+        return self._open.get(id)
+
+    def of(self, gateway: bytes) -> list[Request]:
+        """The requests that a gateway has open."""
+        return [request for request in self._open.values() if request.gateway == gateway]
+
+    # --- their beginning and their end ----------------------------------------------------------
+
+    def begin(self, request: Request, choices: list[ChoiceState]) -> None:
+        """Take a request in, with what its gateway has received of it already."""
+        self._open[request.id] = request
+        unfinished = [choice for choice in choices if not choice.finished]
+        if request.params.beam_width:
+            self._begin_search(request, unfinished)
+        else:
+            self._begin_choices(request, unfinished)
+        self._end_if_finished(request)
+
+    def _begin_search(self, request: Request, choices: list[ChoiceState]) -> None:
+        request.answers = [choice.index for choice in choices]
+        if request.answers:
+            request.search = BeamSearch(request.params)
+            request.sequences[0] = Sequence(request, [0], request.prompt[:])
+            self._placement.wait(request.sequences[0])
+
+    def _begin_choices(self, request: Request, choices: list[ChoiceState]) -> None:
+        fresh = [choice.index for choice in choices if not choice.tokens]
+        if fresh:
+            sequence = Sequence(request, fresh, request.prompt[:])
+            request.sequences |= dict.fromkeys(fresh, sequence)
+            self._placement.wait(sequence)
+        for choice in choices:
+            if choice.tokens:
+                self._resume(request, choice)
+
+    def _resume(self, request: Request, choice: ChoiceState) -> None:
+        outputs = unpack_ints(choice.tokens)
+        sequence = Sequence(request, [choice.index], request.prompt + outputs)
+        sequence.base = sequence.sent = sequence.sent_before = len(outputs)
+        sequence.finish = decoding.finish_of(request.params, len(outputs), outputs[-1])
+        request.sequences[choice.index] = sequence
+        if sequence.finish is None:
+            self._placement.wait(sequence)
+        else:
+            self._outbox.output(sequence, choice.index, len(outputs))
+            request.end(choice.index)
+
+    def refuse(self, request: Request, reason: Reason, text: str, param: str | None = None) -> None:
+        """End a request, and say why."""
+        self._outbox.reject(request, reason, text, param)
+        self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """Drop a request with all of its sequences; nobody is told."""
+        for sequence in dict.fromkeys(request.sequences.values()):
+            self._drop(sequence)
+        request.sequences.clear()
+        self._end_if_finished(request)
+
+    def abort(self, request: Request, choices: list[int]) -> None:
+        """End these choices, or all if none is named; a search goes on until none is wanted."""
+        if request.search is not None:
+            request.answers = [each for each in request.answers if choices and each not in choices]
+            if not request.answers:
+                self.forget(request)
+            return
+        for choice in choices or list(request.sequences):
+            sequence = request.sequences.pop(choice, None)
+            if sequence is not None and not any(map(sequence.answers, sequence.choices)):
+                self._drop(sequence)
+        self._end_if_finished(request)
+
+    def _drop(self, sequence: Sequence) -> None:
+        sequence.finish = Finish.ABORT
+        self._placement.stop(sequence)
+
+    def _end_if_finished(self, request: Request) -> None:
+        if not request.sequences and self._open.get(request.id) is request:
+            del self._open[request.id]
+
+    # --- what steps give ------------------------------------------------------------------------
+
+    def accept(self, accepted: Accepted) -> None:
+        """Move sequences on by the result of a step."""
+        for sequence, text in accepted.failed:
+            if self._open.get(sequence.request.id) is sequence.request:
+                self.refuse(sequence.request, Reason.FAILED, text)
+        for sequence, piece in accepted.prompts:
+            if self._open.get(sequence.request.id) is sequence.request:
+                self._outbox.prompt_output(sequence.request, piece.position, piece.logprobs)
+        for sampled in accepted.sampled:
+            request = sampled.sequence.request
+            if sampled.sequence.finish is not None:
+                continue
+            if request.search is not None:
+                self._candidates(sampled.sequence, request.search, sampled.logprobs[0])
+            else:
+                self._sampled(sampled)
+            self._end_if_finished(request)
+        for sequence in accepted.completed:
+            self._completed(sequence)
+
+    def _sampled(self, sampled: Sampled) -> None:
+        sequences = [sampled.sequence]
+        if len(sampled.tokens) > 1:
+            sequences = decoding.fork(sampled.sequence)
+            self._placement.share(sequences)
+        for sequence, token, piece in zip(sequences, sampled.tokens, sampled.logprobs, strict=True):
+            decoding.append(sequence, token, piece)
+            choice = sequence.choices[0]
+            if not sequence.answers(choice):
+                self._drop(sequence)
+                continue
+            self._outbox.output(sequence, choice, sequence.sent)
+            if sequence.finish is not None:
+                self._placement.stop(sequence)
+                sequence.request.end(choice)
+
+    def _completed(self, sequence: Sequence) -> None:
+        """The prompt is computed, and that was all."""
+        sequence.finish = Finish.LENGTH
+        for choice in filter(sequence.answers, sequence.choices):
+            self._outbox.output(sequence, choice, 0)
+            sequence.request.end(choice)
+        self._placement.stop(sequence)
+        self._end_if_finished(sequence.request)
+
+    def _candidates(self, beam: Sequence, search: BeamSearch, candidates: Logprobs | None) -> None:
+        """Keep a beam's candidates; when all beams have theirs, the search takes a step."""
+        beam.candidates = candidates
+        request = beam.request
+        beams = list(request.sequences.values())
+        found = [each.candidates for each in beams if each.candidates is not None]
+        if len(found) < len(beams):
+            return
+        outputs = [each.tokens[len(request.prompt) :] for each in beams]
+        going = search.advance(outputs, [each.logprobs for each in beams], found)
+        alive = {continuation.beam for continuation in going}
+        for number, each in enumerate(beams):
+            if number not in alive:
+                self._drop(each)
+        for forks in decoding.fork_beams(request, beams, going):
+            self._placement.share(forks)
+        decoding.append_continuations(request, going)
+        if search.done:
+            for choice, answer in zip(request.answers, search.answers, strict=False):
+                self._outbox.answer(request, choice, answer)

@@ -1,0 +1,110 @@
+"""Beam search takes the steps that transformers' generate takes: equal answers, equal scores."""
+
+import random
+from array import array
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pagefleet.params import SamplingParams
+from pagefleet.wire import Finish, Logprobs, pack_floats, pack_ints
+from pagefleet_scheduler.beam import BeamSearch
+
+VOCABULARY = 40
+FILL = VOCABULARY - 1
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(random.randrange(2**31))
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=1.0,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=FILL,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@torch.inference_mode()
+def next_tokens(model: LlamaForCausalLM, tokens: list[int], count: int) -> Logprobs:
+    logprobs = model(torch.tensor([tokens])).logits[0, -1].float().log_softmax(-1)
+    top = logprobs.topk(count)
+    return Logprobs(b"", pack_ints(top.indices.tolist()), pack_floats(top.values.tolist()))
+
+
+def search(
+    model: LlamaForCausalLM, prompt: list[int], params: SamplingParams
+) -> list[tuple[list[int], float, Finish]]:
+    """Drive a search as the scheduler does, one model call a beam and step."""
+    beams: list[list[int]] = [[]]
+    state = BeamSearch(params)
+    while not state.done:
+        going = state.advance(
+            [array("i", beam) for beam in beams],
+            [[] for _ in beams],
+            [next_tokens(model, prompt + beam, params.candidates) for beam in beams],
+        )
+        assert len(going) in (0, params.beam_width)
+        beams = [[*beams[each.beam], each.token] for each in going]
+    return [(list(answer.tokens), answer.score, answer.finish) for answer in state.answers]
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, None])
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0, -0.5])
+def test_equal_to_transformers(
+    model: LlamaForCausalLM, width: int, length_penalty: float, early_stopping: bool | None
+) -> None:
+    prompt = [random.randrange(VOCABULARY) for _ in range(5)]
+    ends = tuple(random.sample(range(FILL), random.randint(1, 3)))
+    print("prompt", prompt, "ends", ends)
+    params = SamplingParams(
+        max_tokens=12,
+        seed=0,
+        eos_token_ids=ends,
+        beam_width=width,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping,
+    )
+    answers = search(model, prompt, params)
+    expected = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        num_beams=width,
+        num_return_sequences=width,
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=list(ends),
+        pad_token_id=FILL,
+        length_penalty=length_penalty,
+        early_stopping="never" if early_stopping is None else early_stopping,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    for (tokens, score, finish), sequence, wanted in zip(
+        answers, expected.sequences.tolist(), expected.sequences_scores.tolist(), strict=True
+    ):
+        assert tokens == sequence[len(prompt) : len(prompt) + len(tokens)]
+        assert set(sequence[len(prompt) + len(tokens) :]) <= {FILL}
+        assert score == pytest.approx(wanted, abs=1e-4)
+        assert (finish == Finish.STOP) == (tokens[-1] in ends)
+
+
+def test_logprobs_of_an_answer_are_its_own(model: LlamaForCausalLM) -> None:
+    params = SamplingParams(max_tokens=1, seed=0, beam_width=3, logprobs=2)
+    state = BeamSearch(params)
+    candidates = next_tokens(model, [1, 2, 3], params.candidates)
+    assert state.advance([array("i")], [[]], [candidates]) == []
+    for answer in state.answers:
+        (piece,) = answer.logprobs
+        assert answer.score == pytest.approx(memoryview(piece.chosen).cast("f")[0])
+        assert piece.top_ids == candidates.top_ids[:8]
+        assert piece.top == candidates.top[:8]
