@@ -256,11 +256,17 @@ class FaultyScheduler(RuleBasedStateMachine):
                     assert state.finished == ((request, state.index) in self.ended)
                     self.sent[request, state.index] = len(received)
             case GatewayBeat(open=open):
+                unknown = []
                 for line in open:
+                    if line.attempt != self.attempt(line.request):
+                        unknown.append(line.request)
+                        continue
                     for choice, position in line.positions.items():
                         self.sent[line.request, choice] = position
-                unknown = [line.request for line in open if line.request not in self.known]
                 self.answer(pulse(self.epoch, *unknown))
+
+    def attempt(self, request: str) -> int | None:
+        return self.known[request].attempt if request in self.known else None
 
     def answer(self, message: Pulse | Outputs) -> None:
         for _ in range(self.random.choice([0, 1, 1, 1, 2])):
