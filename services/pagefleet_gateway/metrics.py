@@ -1,17 +1,18 @@
 """Prometheus metrics of a gateway, under the names and labels of vLLM where it has them.
 
 Dashboards and routers made for vLLM find here what a gateway knows: requests, tokens, latencies as
-clients see them, and the load of the whole cell as the scheduler tells it. `engine` is always
-`all`, because a gateway does not see workers. What is ours alone is under `pagefleet_`.
+clients see them. `engine` is `all` in these, because a gateway does not see which worker served a
+request. What is ours alone is under `pagefleet_`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from pagefleet_gateway.answer import Answer
+from pagefleet_gateway.cell_metrics import CellCollector
 from pagefleet_gateway.choice import Piece
 from pagefleet_gateway.client import SchedulerClient
 
@@ -58,12 +59,6 @@ class Metrics:
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of all requests.")
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens.")
-        self.prefix_cache_queries = self._counter(
-            "prefix_cache_queries", "Prompt tokens that were looked up in the prefix cache."
-        )
-        self.prefix_cache_hits = self._counter(
-            "prefix_cache_hits", "Prompt tokens that came out of the prefix cache."
-        )
         self._success = Counter(
             "vllm:request_success",
             "Choices that ended, by reason.",
@@ -79,22 +74,7 @@ class Metrics:
 
     def watch(self, client: SchedulerClient) -> None:
         """Export what the link to the scheduler knows, as of each scrape."""
-        self._gauge("num_requests_running", "Sequences that run in the cell.").set_function(
-            lambda: client.health.running
-        )
-        self._gauge("num_requests_waiting", "Sequences that wait in the cell.").set_function(
-            lambda: client.health.waiting
-        )
-        for name, help in (
-            ("resubmissions", "Requests that were handed over to the scheduler again."),
-            ("repeats", "Outputs that repeated what was here."),
-            ("gaps", "Outputs beyond what was here."),
-            ("conflicts", "Repeats that were not equal to what was here."),
-            ("void", "Messages of an older epoch or attempt."),
-        ):
-            Gauge(f"pagefleet_gateway_link_{name}", help, registry=self.registry).set_function(
-                lambda name=name: getattr(client.link.counters, name)  # type: ignore[misc]
-            )
+        self.registry.register(CellCollector(client, self._labels[0]))
 
     def error(self, status: int, code: str | None) -> None:
         """Count a request that was answered with an error."""
@@ -110,10 +90,6 @@ class Metrics:
 
     def _counter(self, name: str, help: str) -> Counter:
         metric = Counter(f"vllm:{name}", help, _LABELS, registry=self.registry)
-        return metric.labels(*self._labels)
-
-    def _gauge(self, name: str, help: str) -> Gauge:
-        metric = Gauge(f"vllm:{name}", help, _LABELS, registry=self.registry)
         return metric.labels(*self._labels)
 
     def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
@@ -150,5 +126,3 @@ class RequestTimer:
         self.metrics.request_prompt_tokens.observe(usage.prompt_tokens)
         self.metrics.request_generation_tokens.observe(usage.completion_tokens)
         self.metrics.prompt_tokens.inc(usage.prompt_tokens)
-        self.metrics.prefix_cache_queries.inc(usage.prompt_tokens)
-        self.metrics.prefix_cache_hits.inc(usage.prompt_tokens_details.cached_tokens)

@@ -17,6 +17,7 @@ from pagefleet.transport import Hub
 from pagefleet.wire import (
     PROTOCOL,
     Abort,
+    EngineStats,
     Finish,
     GatewayBeat,
     GatewayHello,
@@ -143,13 +144,19 @@ class FakeScheduler:
                 return [Welcome(self.epoch, PROTOCOL)]
             case GatewayBeat(open=open):
                 unknown = [line.request for line in open if line.request not in self.running]
-                return [Pulse(self.epoch, self.workers, len(self.running), 0, 4096, unknown, False)]
+                return [self._pulse(unknown)]
             case Submit() as submit:
                 return self._submit(gateway, submit)
             case Abort() as abort:
                 self.aborts.append(abort)
                 self._abort(abort)
         return []
+
+    def _pulse(self, unknown: list[str]) -> Pulse:
+        running = len(self.running)
+        stats = EngineStats(3, running, 10, 4, 5, prefix_queries=100, prefix_hits=60, preemptions=2)
+        engines = [stats] * self.workers
+        return Pulse(self.epoch, self.workers, running, 0, 4096, unknown, False, engines)
 
     def _submit(self, gateway: bytes, submit: Submit) -> list[Message]:
         self.submits.append(submit)

@@ -244,12 +244,15 @@ def test_metrics(cell: Cell) -> None:
         "vllm:prompt_tokens_total": 5,
         "vllm:time_to_first_token_seconds_count": 1,
         "vllm:e2e_request_latency_seconds_count": 1,
-        "vllm:prefix_cache_hits_total": 2,
     }
     before = {name: value(name) for name in names}
     assert cell.post(prompt="hello", max_tokens=7, n=2).status_code == 200
     assert {name: value(name) - before[name] for name in names} == names
-    wait_until(lambda: value("vllm:num_requests_running") == 0)
+    engine = 'engine="3",model_name="echo"'
+    wait_until(lambda: value("vllm:num_requests_running", engine) == 0)
+    assert value("vllm:kv_cache_usage_perc", engine) == 0.4
+    assert value("vllm:prefix_cache_hits_total", engine) == 60
+    assert value("pagefleet_blocks", f'{engine},state="free"') == 1
 
 
 def test_the_openai_client(cell: Cell) -> None:

@@ -1,0 +1,91 @@
+"""Metrics of the cell behind a gateway, as the scheduler's last pulse tells them.
+
+They are made anew at each scrape, and absent while no scheduler answers. `engine` is the number of
+a worker; what no single worker has (waiting requests) is under `all`.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pagefleet.wire import EngineStats
+from pagefleet_gateway.client import SchedulerClient
+from pagefleet_gateway.link import Counters
+
+_LABELS = ("model_name", "engine")
+
+
+class CellCollector(Collector):
+    """Collects from the link to the scheduler; `model` is the label of that name."""
+
+    def __init__(self, client: SchedulerClient, model: str) -> None:
+        self._client = client
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, as of now."""
+        yield from self._of_link(self._client.link.counters)
+        health = self._client.health
+        waiting = GaugeMetricFamily(
+            "vllm:num_requests_waiting", "Requests that wait.", labels=_LABELS
+        )
+        waiting.add_metric((self._model, "all"), health.waiting)
+        yield waiting
+        pulse = self._client.link.pulse
+        if health.scheduler and pulse is not None:
+            yield from self._of_engines(pulse.engines)
+
+    def _of_link(self, counters: Counters) -> Iterator[Metric]:
+        for name, help, value in (
+            (
+                "resubmissions",
+                "Requests handed over to the scheduler again.",
+                counters.resubmissions,
+            ),
+            ("repeats", "Outputs that repeated what was here.", counters.repeats),
+            ("gaps", "Outputs beyond what was here.", counters.gaps),
+            ("conflicts", "Repeats unequal to what was here.", counters.conflicts),
+            ("void", "Messages of an older epoch or attempt.", counters.void),
+        ):
+            yield CounterMetricFamily(f"pagefleet_gateway_link_{name}", help, value)
+
+    def _of_engines(self, engines: list[EngineStats]) -> Iterator[Metric]:
+        running = GaugeMetricFamily(
+            "vllm:num_requests_running", "Sequences that run.", labels=_LABELS
+        )
+        usage = GaugeMetricFamily(
+            "vllm:kv_cache_usage_perc",
+            "Share of the KV pool that is in use, 0 to 1.",
+            labels=_LABELS,
+        )
+        queries = CounterMetricFamily(
+            "vllm:prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            labels=_LABELS,
+        )
+        hits = CounterMetricFamily(
+            "vllm:prefix_cache_hits", "Of these, tokens found.", labels=_LABELS
+        )
+        preemptions = CounterMetricFamily(
+            "vllm:num_preemptions", "Sequences that lost their blocks.", labels=_LABELS
+        )
+        config = GaugeMetricFamily(
+            "vllm:cache_config_info", "Size of the KV pool.", labels=(*_LABELS, "num_gpu_blocks")
+        )
+        blocks = GaugeMetricFamily(
+            "pagefleet_blocks", "Blocks of the KV pool by state.", labels=(*_LABELS, "state")
+        )
+        for stats in engines:
+            labels = (self._model, str(stats.engine))
+            running.add_metric(labels, stats.running)
+            usage.add_metric(labels, stats.used_blocks / max(stats.blocks, 1))
+            queries.add_metric(labels, stats.prefix_queries)
+            hits.add_metric(labels, stats.prefix_hits)
+            preemptions.add_metric(labels, stats.preemptions)
+            config.add_metric((*labels, str(stats.blocks)), 1)
+            free = stats.blocks - stats.used_blocks - stats.cached_blocks
+            blocks.add_metric((*labels, "used"), stats.used_blocks)
+            blocks.add_metric((*labels, "cached"), stats.cached_blocks)
+            blocks.add_metric((*labels, "free"), free)
+        yield from (running, usage, queries, hits, preemptions, config, blocks)
