@@ -128,6 +128,7 @@ class Supervisor:
         # Before anything is told to stop, only a misconfigured child ends for good.
         await first_of(interrupts.drain.wait(), self._any_ended())
         misconfigured = any(task.done() for task in self._running.values())
+        say("serve", "ending, once open streams have ended; Ctrl-C ends it at once")
         await first_of(self._drain(), interrupts.kill.wait())
         killed = self._kill()
         await asyncio.gather(*self._running.values())

@@ -10,6 +10,8 @@ from tests.unit.launcher.conftest import is_alive, wait_until
 
 from pagefleet_launcher.supervisor import Child, next_pause
 
+ENDING = "      serve | ending, once open streams have ended; Ctrl-C ends it at once\n"
+
 
 def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_long_life():
     pauses = [0.0]
@@ -49,7 +51,7 @@ def test_a_signal_drains_the_last_stage_first(cell, number):
         {"scheduler": "serve"}, {"worker-0": "serve", "worker-1": "serve"}, {"gateway": "serve"}
     )
     cell.signal(number)
-    assert cell.end() == (0, "")
+    assert cell.end() == (0, ENDING)
     order = [(e.name, e.what) for e in cell.events() if e.what != "started"]
     assert order[:2] == [("gateway", "asked"), ("gateway", "ended")]
     assert {name for name, _ in order[2:6]} == {"worker-0", "worker-1"}
@@ -91,7 +93,7 @@ def test_a_second_sigterm_changes_nothing(cell):
     cell.signal(signal.SIGTERM)
     cell.wait_for("gateway", "asked")
     cell.signal(signal.SIGTERM)
-    assert cell.end() == (0, "")
+    assert cell.end() == (0, ENDING)
     assert [event.what for event in cell.events()] == ["started", "asked", "ended"]
 
 
