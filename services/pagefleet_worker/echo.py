@@ -1,0 +1,167 @@
+"""EchoEngine: an engine without weights whose every token checks all that lies before it.
+
+It runs plans over slots and a paged pool as the torch engine does. A row reads every cell before
+its start through its block table at every step, appends its input tokens' cells, writes them
+through the table, and draws from the hash (`echo_decoder`). Nothing is remembered beside the pool,
+so a lost, repeated or reordered token, an aliased or stale block, a wrong prefix hit and a missed
+copy all show in the stream, which `echo_tokens` says in advance.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pagefleet.wire import Logprobs, Plan, PromptLogprobs, Result, RowError, pack_ints
+from pagefleet_worker.draw import NO_TOKEN, Draw
+from pagefleet_worker.echo_decoder import CELL, Chain, EchoDecoder, poison, tenant_of
+from pagefleet_worker.interface import EngineFacts
+from pagefleet_worker.slots import Row, Slots
+from pagefleet_worker.sparse_logits import SparseLogits, pack_logprobs
+
+
+class CellPool:
+    """The KV pool: cells in blocks."""
+
+    def __init__(self, blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._blocks = [poison(block, block_size) for block in range(blocks)]
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a whole block."""
+        self._blocks[target] = self._blocks[source]
+
+    def read(self, table: Sequence[int], length: int) -> bytes:
+        """The cells of the first `length` positions."""
+        blocks = -(-length // self._block_size)
+        cells = b"".join(map(self._blocks.__getitem__, table[:blocks]))
+        return cells[: length * CELL.size]
+
+    def write(self, table: Sequence[int], start: int, cells: bytes) -> None:
+        """Put cells at the positions from `start` on."""
+        width = self._block_size * CELL.size
+        at = start * CELL.size
+        end = at + len(cells)
+        while at < end:
+            index, offset = divmod(at, width)
+            part = cells[len(cells) - (end - at) :][: width - offset]
+            old = self._blocks[table[index]]
+            self._blocks[table[index]] = old[:offset] + part + old[offset + len(part) :]
+            at += len(part)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What a step gives, while its rows are computed."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[tuple[int, Logprobs]] = field(default_factory=list)
+    prompts: list[PromptLogprobs] = field(default_factory=list)
+    errors: list[RowError] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was computed when it was launched."""
+
+    _result: Result
+
+    def result(self) -> Result:
+        """What it gave."""
+        return self._result
+
+
+class EchoEngine:
+    """Runs plans without weights; see `interface.Engine`.
+
+    step_seconds: how long a step of these rows takes; the result reports it.
+    sleep: lets that time pass.
+    """
+
+    def __init__(
+        self,
+        facts: EngineFacts,
+        decoder: EchoDecoder,
+        progress: Callable[[], None],
+        step_seconds: Callable[[Sequence[Row]], float] = lambda rows: 0.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.facts = facts
+        self._decoder = decoder
+        self._progress = progress
+        self._step_seconds = step_seconds
+        self._sleep = sleep
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin an epoch: forget every slot and block."""
+        facts = self.facts
+        self._slots = Slots(facts.slots, facts.blocks, facts.block_size, facts.max_model_len)
+        self._pool = CellPool(facts.blocks, facts.block_size)
+
+    def launch(self, plan: Plan) -> Done:
+        """Run a step.
+
+        Raises:
+            PlanError: the plan contradicts the epoch's history.
+        """
+        step = self._slots.apply(plan)
+        for source, target in step.copies:
+            self._pool.copy(source, target)
+        answer = _Answer()
+        for index, row in enumerate(step.rows):
+            self._compute(index, row, answer)
+            self._progress()
+        seconds = self._step_seconds(step.rows)
+        if seconds:
+            self._sleep(seconds)
+            self._progress()
+        return Done(
+            Result(
+                step.epoch,
+                step.number,
+                pack_ints(answer.tokens),
+                answer.logprobs,
+                answer.prompts,
+                answer.errors,
+                round(seconds * 1e6),
+            )
+        )
+
+    def _compute(self, index: int, row: Row, answer: _Answer) -> None:
+        slot = row.slot
+        chain, tenant = Chain(self._pool.read(slot.table, row.start)), tenant_of(slot.salt)
+        alternatives = slot.params.prompt_logprobs
+        prompt_end = 0 if alternatives is None else slot.prompt_length - 1
+        cells, prompt = [], []
+        for position, token in enumerate(row.tokens, row.start):
+            cells.append(chain.append(token, position, tenant))
+            if position < prompt_end:
+                prompt.append(self._decoder.logits(chain.digest()))
+            if position >= row.end - row.logits:
+                self._draw(index, row, position + 1, self._decoder.logits(chain.digest()), answer)
+        self._pool.write(slot.table, row.start, b"".join(cells))
+        if prompt and alternatives is not None:
+            following = slot.tokens[row.start + 1 : row.start + 1 + len(prompt)]
+            logprobs = pack_logprobs(prompt, following, alternatives)
+            answer.prompts.append(PromptLogprobs(index, row.start + 1, logprobs))
+
+    def _draw(
+        self, index: int, row: Row, place: int, logits: SparseLogits, answer: _Answer
+    ) -> None:
+        """Choose the tokens that will stand at `place`, one for each choice."""
+        slot, params = row.slot, row.slot.params
+        history = slot.tokens if place >= len(slot.tokens) else slot.tokens[:place]
+        position = place - slot.prompt_length
+        chosen = [
+            logits.choose(Draw(0, params, history, slot.prompt_length, choice, position))
+            for choice in slot.choices
+        ]
+        if params.logprobs is not None:
+            for number, token in enumerate(chosen, len(answer.tokens)):
+                packed = pack_logprobs([logits], [max(token, 0)], params.logprobs)
+                answer.logprobs.append((number, packed))
+        answer.tokens.extend(chosen)
+        if NO_TOKEN in chosen:
+            answer.errors.append(RowError(index, "the masks leave no token to choose"))
+        elif place == row.end:
+            self._slots.record(row, chosen)

@@ -1,0 +1,142 @@
+"""Logits of which a few tokens have their own and all others the same: the sampler's plain twin.
+
+`SparseLogits.choose` obeys the same parameters in the same order as `sampler.sample`, token by
+token in plain Python. It differs in one thing: a token without a logit of its own is drawn only if
+the bias or the allowed tokens name it. Where it stands is `FLOOR`, at most temperatures too low for
+a weight anyhow.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, islice
+from math import exp, log
+
+from pagefleet.params import SamplingParams
+from pagefleet.wire import Logprobs, pack_floats, pack_ints
+from pagefleet_worker.draw import NO_TOKEN, Draw
+from pagefleet_worker.philox import DRAW_BITS, draw_bits
+
+FLOOR = -30.0
+"""Logit of a token that has none of its own."""
+
+_WEIGHT_ONE = 1 << 30
+
+
+@dataclass(frozen=True)
+class SparseLogits:
+    """What is known of the next token, over a vocabulary of `size`."""
+
+    size: int
+    tokens: Sequence[int]
+    """Ascending."""
+    logits: Sequence[float]
+    """Of these tokens."""
+
+    def choose(self, draw: Draw) -> int:
+        """The draw's token, or `NO_TOKEN` if the masks leave none."""
+        tokens, scores = self._shaped(draw) if draw.is_shaped else (self.tokens, self.logits)
+        if not tokens:
+            return NO_TOKEN
+        if draw.is_greedy:
+            return tokens[scores.index(max(scores))]
+        ends = list(accumulate(_weights_left(scores, draw.params)))
+        bits = draw_bits(draw.params.seed, draw.choice, draw.position)
+        return tokens[bisect_right(ends, bits * ends[-1] >> DRAW_BITS)]
+
+    def logprob(self, token: int) -> float:
+        """Before masks, penalties and temperature."""
+        return self._logit(token) - self._normalizer
+
+    def top(self, count: int) -> list[tuple[int, float]]:
+        """The `count` most likely tokens and their logprobs, the lower id first of equal ones."""
+        ranked = sorted(zip(self.tokens, self.logits, strict=True), key=lambda pair: -pair[1])
+        if count > len(ranked):
+            others = (token for token in range(self.size) if token not in self._own)
+            ranked += [(token, FLOOR) for token in islice(others, count - len(ranked))]
+        return [(token, logit - self._normalizer) for token, logit in ranked[:count]]
+
+    def _shaped(self, draw: Draw) -> tuple[list[int], list[float]]:
+        params, forbidden = draw.params, draw.forbidden()
+        named = params.allowed_token_ids
+        tokens = {*self.tokens, *params.logit_bias} if named is None else set(named)
+        scores = {
+            token: self._logit(token) + params.logit_bias.get(token, 0.0)
+            for token in sorted(tokens - forbidden)
+        }
+        _penalize(scores, draw)
+        return list(scores), list(scores.values())
+
+    def _logit(self, token: int) -> float:
+        return self._own.get(token, FLOOR)
+
+    @cached_property
+    def _own(self) -> dict[int, float]:
+        return dict(zip(self.tokens, self.logits, strict=True))
+
+    @cached_property
+    def _normalizer(self) -> float:
+        others = (self.size - len(self.tokens)) * exp(FLOOR)
+        return log(sum(map(exp, self.logits)) + others)
+
+
+def pack_logprobs(
+    logits: Sequence[SparseLogits], tokens: Sequence[int], alternatives: int
+) -> Logprobs:
+    """Those of consecutive tokens, each with its own logits."""
+    best = [pair for each in logits for pair in each.top(alternatives)]
+    chosen = [each.logprob(token) for each, token in zip(logits, tokens, strict=True)]
+    return Logprobs(
+        pack_floats(chosen),
+        pack_ints(token for token, _ in best),
+        pack_floats(logprob for _, logprob in best),
+    )
+
+
+def _penalize(scores: dict[int, float], draw: Draw) -> None:
+    params = draw.params
+    if params.repetition_penalty != 1:
+        for token in scores.keys() & set(draw.history):
+            if scores[token] < 0:
+                scores[token] *= params.repetition_penalty
+            else:
+                scores[token] /= params.repetition_penalty
+    if params.frequency_penalty or params.presence_penalty:
+        counts = Counter(draw.history[draw.prompt_length :])
+        for token in scores.keys() & counts.keys():
+            penalty = params.frequency_penalty * counts[token] + params.presence_penalty
+            scores[token] -= penalty
+
+
+def _weights_left(scores: Sequence[float], params: SamplingParams) -> list[int]:
+    """What temperature, top-k, top-p and min-p leave of the probabilities, in units of 2**-30."""
+    best = max(scores)
+    shares = [exp((score - best) / params.temperature) for score in scores]
+    one = _WEIGHT_ONE / sum(shares)
+    weights = [int(share * one + 0.5) for share in shares]
+    if params.top_k or params.top_p < 1:
+        _cut(weights, scores, params)
+    if params.min_p:
+        floor = params.min_p * max(weights)
+        weights = [weight if weight >= floor else 0 for weight in weights]
+    return weights
+
+
+def _cut(weights: list[int], scores: Sequence[float], params: SamplingParams) -> None:
+    """Set the weights outside top-k and top-p to 0."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    kept = order
+    if 0 < params.top_k < len(order):
+        kth = scores[order[params.top_k - 1]]
+        kept = [index for index in order if scores[index] >= kth]
+    limit, before = params.top_p * sum(weights[index] for index in kept), 0
+    inside = set()
+    for index in kept:
+        if before < limit:
+            inside.add(index)
+        before += weights[index]
+    for index in order:
+        if index not in inside:
+            weights[index] = 0
