@@ -357,7 +357,7 @@ class SchedulerLink:
         self.counters.repeats += known > 0
         choice.tokens.extend(fresh)
         choice.finished = item.finish is not None
-        if submission.finished:
+        if choice.finished and submission.finished:
             del self._open[item.request]
         if not known:
             return item
