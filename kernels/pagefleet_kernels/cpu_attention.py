@@ -24,7 +24,7 @@ from numba import carray
 from torch import Tensor
 
 from pagefleet_kernels import reference
-from pagefleet_kernels.cpu_launch import Kernel, Scratch, fields, next_task, thread_number
+from pagefleet_kernels.cpu_launch import FORMATS, Kernel, Scratch, fields, next_task, thread_number
 from pagefleet_kernels.cpu_online_softmax import (
     Head,
     Room,
@@ -36,7 +36,6 @@ from pagefleet_kernels.cpu_online_softmax import (
     with_states,
 )
 from pagefleet_kernels.cpu_simd import (
-    Format,
     broadcast,
     device,
     fetch_add,
@@ -47,8 +46,6 @@ from pagefleet_kernels.cpu_simd import (
     store_int64,
 )
 from pagefleet_kernels.cpu_tiles import TILE, Block, load_row, pack, prefetch, store_row
-
-FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 
 _QUERIES = 48
 """Queries of one task, as near as whole tokens allow."""
@@ -62,8 +59,8 @@ class Arguments(ctypes.Structure):
 
     _fields_ = fields(
         "query query_stride output keys values tables table_stride starts offsets rows heads "
-        "group block_size tokens_per_task capacity window slopes rooms room_size partials "
-        "partial_size arrivals",
+        "group block_size tokens_per_task capacity window slopes rooms room_size "
+        "partials partial_size arrivals",
         "scale softcap",
     )
 
@@ -255,19 +252,46 @@ def _run(narrow: Any, wide: Any, arguments: Any) -> None:
         cursor = following
 
 
+class _Shape(NamedTuple):
+    """What follows from a model's shape alone."""
+
+    kernel: Kernel
+    group: int
+    tokens_per_task: int
+    capacity: int
+    room_size: int
+    partial_size: int
+
+
 @functools.cache
-def _kernel(form: Format, head_size: int, group: int) -> tuple[Kernel, Block, Block]:
-    """The compiled kernel for a model's shape, and its two blocks of queries."""
-    narrow = Block(form, head_size, -(-group // -(-group // 4)))
-    wide = Block(form, head_size, 6)
+def _shape(dtype: torch.dtype, head_size: int, query_heads: int, heads: int) -> _Shape:
+    """Compiles the kernel for a shape, or finds it in the cache."""
+    group = query_heads // heads
+    narrow = Block(FORMATS[dtype], head_size, -(-group // -(-group // 4)))
+    wide = Block(FORMATS[dtype], head_size, 6)
 
     def attention_kernel(pointer: Any) -> None:
         _run(narrow, wide, carray(pointer, 1)[0])
 
-    return Kernel(attention_kernel, Arguments), narrow, wide
+    tokens_per_task = max(_QUERIES // group, 1)
+    capacity = tokens_per_task * group + wide.queries
+    return _Shape(
+        Kernel(attention_kernel, Arguments),
+        group,
+        tokens_per_task,
+        capacity,
+        room_size(wide, capacity),
+        -(-group // narrow.queries) * narrow.queries * narrow.state_bytes,
+    )
 
 
 _scratch = Scratch()
+
+
+def warm_up(dtype: torch.dtype, query_heads: int, heads: int, head_size: int) -> None:
+    """Compiles what `attention` needs for a model, or loads it; seconds or milliseconds."""
+    if dtype in FORMATS and head_size % 8 == 0:
+        _shape(dtype, head_size, query_heads, heads)
 
 
 def _supported(query: Tensor, key_cache: Tensor, value_cache: Tensor, tables: Tensor) -> bool:
@@ -305,40 +329,20 @@ def attention(
         )  # fmt: skip
     _, heads, block_size, head_size = key_cache.shape
     rows, width = tables.shape
-    group = query.shape[1] // heads
-    kernel, narrow, wide = _kernel(FORMATS[query.dtype], head_size, group)
+    shape = _shape(query.dtype, head_size, query.shape[1], heads)
     threads = torch.get_num_threads()
-    tokens_per_task = max(_QUERIES // group, 1)
-    capacity = tokens_per_task * group + wide.queries
-    room = room_size(wide, capacity)
-    partial_size = -(-group // narrow.queries) * narrow.queries * narrow.state_bytes
     splits = -(-width * block_size // TILE)
-    output = torch.empty(query.shape, dtype=query.dtype)
-    arguments = Arguments(
-        query=query.data_ptr(),
-        query_stride=query.stride(0) * query.element_size(),
-        output=output.data_ptr(),
-        keys=key_cache.data_ptr(),
-        values=value_cache.data_ptr(),
-        tables=tables.data_ptr(),
-        table_stride=tables.stride(0) * 4,
-        starts=starts.data_ptr(),
-        offsets=offsets.data_ptr(),
-        rows=rows,
-        heads=heads,
-        group=group,
-        block_size=block_size,
-        tokens_per_task=tokens_per_task,
-        capacity=capacity,
-        window=window,
-        slopes=0 if slopes is None else slopes.data_ptr(),
-        rooms=_scratch.address("rooms", room * threads),
-        room_size=room,
-        partials=_scratch.address("partials", rows * heads * splits * partial_size),
-        partial_size=partial_size,
-        arrivals=_scratch.address("arrivals", rows * 8),
-        scale=scale,
-        softcap=softcap,
-    )
-    kernel(arguments, threads)
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    shape.kernel(
+        threads,
+        query.data_ptr(), query.stride(0) * query.element_size(), output.data_ptr(),
+        key_cache.data_ptr(), value_cache.data_ptr(), tables.data_ptr(), tables.stride(0) * 4,
+        starts.data_ptr(), offsets.data_ptr(), rows, heads,
+        shape.group, block_size, shape.tokens_per_task, shape.capacity,
+        window, 0 if slopes is None else slopes.data_ptr(),
+        _scratch.address("rooms", shape.room_size * threads), shape.room_size,
+        _scratch.address("partials", rows * heads * splits * shape.partial_size),
+        shape.partial_size, _scratch.address("arrivals", rows * 8),
+        scale, softcap,
+    )  # fmt: skip
     return output

@@ -16,7 +16,11 @@ build has no such runtime, kernels run on the calling thread.
 import ctypes
 import functools
 import hashlib
+import logging
+import os
 import pathlib
+import struct
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +30,15 @@ import numpy as np
 import torch
 from numba import types
 
-from pagefleet_kernels.cpu_simd import device, fetch_add
+from pagefleet_kernels.cpu_simd import Format, device, fetch_add
+
+_log = logging.getLogger(__name__)
+
+FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
+"""The types that kernels are compiled for."""
+
+_WORTH_A_THREAD = 1 << 14
+"""Numbers of an element-wise kernel that take as long as waking another thread."""
 
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
@@ -69,16 +81,29 @@ class Kernel:
         self._compiled = numba.cfunc(types.void(types.CPointer(kind)), cache=True)(function)
         self._address = self._compiled.address
         self._function = _SIGNATURE(self._address)
+        codes = ["q" if field[1] is ctypes.c_int64 else "f" for field in record._fields_]
+        self._pack = struct.Struct("".join(codes))
 
-    def __call__(self, record: ctypes.Structure, threads: int) -> None:
-        """Runs to the end on `threads` threads, the calling one among them."""
+    def __call__(self, threads: int, *values: float) -> None:
+        """Runs to the end on `threads` threads, the calling one among them.
+
+        Args:
+            threads: at least 1.
+            values: the record's fields after its head, in order.
+        """
+        record = ctypes.create_string_buffer(self._pack.size)
         here = ctypes.addressof(record)
-        record.here = here
-        team = _team()
-        if threads == 1 or team is None:
+        self._pack.pack_into(record, 0, here, 0, 0, *values)
+        team = _team() if threads > 1 else None
+        if team is None:
             self._function(here)
         else:
             team(self._address, here, threads, 0)
+
+
+def threads_for(numbers: int) -> int:
+    """Threads for an element-wise kernel over so many numbers."""
+    return torch.get_num_threads() if numbers > 2 * _WORTH_A_THREAD else 1
 
 
 @functools.cache
@@ -118,9 +143,14 @@ def _cache_by_source() -> None:
     """
     if numba.config.CACHE_DIR:
         return
-    folder = pathlib.Path(__file__).parent
     digest = hashlib.sha256()
-    for source in sorted(folder.glob("cpu_*.py")):
+    for source in sorted(pathlib.Path(__file__).parent.glob("cpu_*.py")):
         digest.update(source.read_bytes())
-    cache = pathlib.Path.home() / ".cache" / "pagefleet" / "kernels"
-    numba.config.CACHE_DIR = str(cache / digest.hexdigest()[:16])
+    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    folder = pathlib.Path(home, "pagefleet", "kernels", digest.hexdigest()[:16])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="pagefleet-kernels-"))
+        _log.warning("compiled kernels are kept in %s for this run only: %s", folder, error)
+    numba.config.CACHE_DIR = str(folder)

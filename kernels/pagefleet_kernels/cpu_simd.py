@@ -21,7 +21,7 @@ from numba import types
 from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.core.imputils import lower_constant
-from numba.extending import register_model, typeof_impl
+from numba.extending import overload_attribute, register_model, typeof_impl
 
 device: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(error_model="numpy")
 """Compiles a function for use inside of kernels."""
@@ -82,7 +82,23 @@ def _lower_constant(context: Any, builder: Any, kind: Constant, value: object) -
     return context.get_dummy_value()
 
 
+def attribute_in_kernels(name: str) -> None:
+    """Lets kernels read an attribute of such a value, as the constant that it is."""
+
+    def attribute(holder: Constant) -> Any:
+        value = getattr(holder.value, name)
+
+        def constant(holder: Constant) -> Any:
+            return value
+
+        return constant
+
+    overload_attribute(Constant, name)(attribute)
+
+
 lower_constant(Constant)(_lower_constant)
+constant_in_kernels(Format)
+attribute_in_kernels("itemsize")
 
 
 # --- what the instructions are, as functions that write LLVM IR ---
@@ -196,6 +212,24 @@ def rounded_bits(builder: Any, value: Any) -> Any:
     return builder.select(unusual, builder.or_(bits, ints(0x400000)), up)
 
 
+def in_memory(form: Format) -> Any:
+    """The LLVM type of sixteen numbers in memory."""
+    return VECTOR if form is Format.FLOAT32 else HALVES
+
+
+def read(builder: Any, form: Format, address: Any) -> Any:
+    """Sixteen numbers at `address`, as float32."""
+    values = load(builder, address, in_memory(form))
+    return values if form is Format.FLOAT32 else widen(builder, values)
+
+
+def narrowed(builder: Any, form: Format, value: Any) -> Any:
+    """Sixteen float32 as they are written to memory."""
+    if form is Format.FLOAT32:
+        return value
+    return builder.trunc(builder.lshr(rounded_bits(builder, value), ints(16)), HALVES)
+
+
 # --- the instructions, for kernels written in Python ---
 
 
@@ -228,6 +262,7 @@ subtract = _binary(lambda builder, a, b: builder.fsub(a, b))
 multiply = _binary(lambda builder, a, b: builder.fmul(a, b))
 divide = _binary(lambda builder, a, b: builder.fdiv(a, b))
 maximum = _binary(lambda builder, a, b: call(builder, "maxnum", a, b))
+negative = _unary(lambda builder, a: builder.fneg(a))
 exp = _unary(exponential)
 
 
@@ -310,6 +345,84 @@ def ramp(typing: Any, start: Any) -> Any:
         return builder.fadd(splat(builder, begin), steps)
 
     return float32x16(types.int64), lower
+
+
+@intrinsic
+def load_numbers(typing: Any, form: Any, address: Any) -> Any:
+    """Sixteen numbers of the type in memory."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return read(builder, form.value, arguments[1])
+
+    return float32x16(form, types.int64), lower
+
+
+@intrinsic
+def store_numbers(typing: Any, form: Any, address: Any, vector: Any) -> Any:
+    """Sixteen numbers, rounded to the type in memory."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        store(builder, narrowed(builder, form.value, arguments[2]), arguments[1])
+        return context.get_dummy_value()
+
+    return types.void(form, types.int64, float32x16), lower
+
+
+@intrinsic
+def load_few(typing: Any, form: Any, address: Any, count: Any) -> Any:
+    """Fewer than sixteen numbers of the type in memory; the other lanes are 0."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, address, count = arguments
+        place = cgutils.alloca_once_value(builder, ir.Constant(in_memory(form.value), None))
+        builder.store(ir.Constant(in_memory(form.value), None), place)
+        source = builder.inttoptr(address, place.type)
+        cgutils.raw_memcpy(builder, place, source, count, form.value.itemsize)
+        return read(builder, form.value, builder.ptrtoint(place, address.type))
+
+    return float32x16(form, types.int64, types.int64), lower
+
+
+@intrinsic
+def store_few(typing: Any, form: Any, address: Any, vector: Any, count: Any) -> Any:
+    """The first `count` lanes, rounded to the type in memory."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, address, vector, count = arguments
+        place = cgutils.alloca_once(builder, in_memory(form.value))
+        builder.store(narrowed(builder, form.value, vector), place)
+        target = builder.inttoptr(address, place.type)
+        cgutils.raw_memcpy(builder, target, place, count, form.value.itemsize)
+        return context.get_dummy_value()
+
+    return types.void(form, types.int64, float32x16, types.int64), lower
+
+
+@intrinsic
+def rounded(typing: Any, form: Any, vector: Any) -> Any:
+    """What would be read again after a store."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if form.value is Format.FLOAT32:
+            return arguments[1]
+        return widen(builder, narrowed(builder, form.value, arguments[1]))
+
+    return float32x16(form, float32x16), lower
+
+
+@intrinsic
+def copy_bytes(typing: Any, target: Any, source: Any, size: Any) -> Any:
+    """Copies `size` bytes."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, source, size = arguments
+        byte = ir.IntType(8)
+        cgutils.raw_memcpy(
+            builder, pointer(builder, target, byte), pointer(builder, source, byte), size, 1
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), lower
 
 
 @intrinsic

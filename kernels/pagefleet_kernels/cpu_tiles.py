@@ -25,7 +25,6 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import overload_attribute
 
 from pagefleet_kernels.cpu_simd import (
     FLOAT,
@@ -34,9 +33,9 @@ from pagefleet_kernels.cpu_simd import (
     INTS,
     LANES,
     VECTOR,
-    Constant,
     Format,
     at,
+    attribute_in_kernels,
     call,
     constant_in_kernels,
     intrinsic,
@@ -99,22 +98,8 @@ class Block:
 constant_in_kernels(Block)
 
 
-def _visible_to_kernels(name: str) -> None:
-    """Lets compiled code read an attribute of a `Block` as the constant that it is."""
-
-    def attribute(block: Constant) -> Any:
-        value = getattr(block.value, name)
-
-        def constant(block: Constant) -> Any:
-            return value
-
-        return constant
-
-    overload_attribute(Constant, name)(attribute)
-
-
 for _name in ("queries", "head_bytes", "row_bytes", "state_bytes", "single"):
-    _visible_to_kernels(_name)
+    attribute_in_kernels(_name)
 
 
 @dataclass(frozen=True)

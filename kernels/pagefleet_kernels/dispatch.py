@@ -9,29 +9,81 @@ from torch import Tensor
 from pagefleet_kernels import reference
 
 
+def _nothing_to_compile(
+    dtype: torch.dtype, query_heads: int, heads: int, head_size: int
+) -> None: ...
+
+
 @dataclass(frozen=True)
 class Kernels:
     """The operations of one device; each has the signature and the meaning of its namesake in
     `reference`.
+
+    `warm_up(dtype, query heads, key/value heads, head size)` compiles everything that a model of
+    this shape will call, so that no step waits for a compiler.
     """
 
     name: str
     attention: Callable[..., Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     copy_blocks: Callable[[Tensor, Tensor], None]
+    rotary_write_kv: Callable[..., Tensor]
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    silu_mul: Callable[[Tensor], Tensor]
+    warm_up: Callable[[torch.dtype, int, int, int], None] = _nothing_to_compile
 
 
 REFERENCE = Kernels(
-    "reference", reference.attention, reference.write_kv, reference.copy_blocks
+    "reference",
+    attention=reference.attention,
+    write_kv=reference.write_kv,
+    copy_blocks=reference.copy_blocks,
+    rotary_write_kv=reference.rotary_write_kv,
+    rms_norm=reference.rms_norm,
+    add_rms_norm=reference.add_rms_norm,
+    silu_mul=reference.silu_mul,
 )
 
 
 def select(device: torch.device) -> Kernels:
     """The fastest kernels that run on `device`."""
     if device.type == "cuda":
-        from pagefleet_kernels import triton_attention, triton_cache
+        return _triton()
+    return _cpu() if device.type == "cpu" else REFERENCE
 
-        return Kernels(
-            "triton", triton_attention.attention, triton_cache.write_kv, triton_cache.copy_blocks
-        )
-    return REFERENCE
+
+def _triton() -> Kernels:
+    from pagefleet_kernels import triton_activation, triton_attention, triton_cache, triton_norm
+
+    return Kernels(
+        "triton",
+        attention=triton_attention.attention,
+        write_kv=triton_cache.write_kv,
+        copy_blocks=triton_cache.copy_blocks,
+        rotary_write_kv=triton_cache.rotary_write_kv,
+        rms_norm=triton_norm.rms_norm,
+        add_rms_norm=triton_norm.add_rms_norm,
+        silu_mul=triton_activation.silu_mul,
+    )
+
+
+def _cpu() -> Kernels:
+    from pagefleet_kernels import cpu_attention, cpu_cache, cpu_layers
+
+    def warm_up(dtype: torch.dtype, query_heads: int, heads: int, head_size: int) -> None:
+        cpu_attention.warm_up(dtype, query_heads, heads, head_size)
+        cpu_cache.warm_up(dtype)
+        cpu_layers.warm_up(dtype)
+
+    return Kernels(
+        "numba",
+        attention=cpu_attention.attention,
+        write_kv=cpu_cache.write_kv,
+        copy_blocks=reference.copy_blocks,
+        rotary_write_kv=cpu_cache.rotary_write_kv,
+        rms_norm=cpu_layers.rms_norm,
+        add_rms_norm=cpu_layers.add_rms_norm,
+        silu_mul=cpu_layers.silu_mul,
+        warm_up=warm_up,
+    )

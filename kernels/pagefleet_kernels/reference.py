@@ -95,6 +95,80 @@ def write_kv(
     value_cache[blocks, :, within] = value.to(value_cache.dtype)
 
 
+def rotary_write_kv(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """Rotate queries and keys by their positions (RoFormer, Su et al., 2021; dimension i is paired
+    with i + D / 2, as in GPT-NeoX), then store keys and values as `write_kv` does.
+
+    Args:
+        query: [T, H, D].
+        key: [T, G, D].
+        value: [T, G, D].
+        cos_sin: float32 [positions, D], each position's D / 2 cosines, then its sines.
+        positions: int64 [T].
+        key_cache: [N, G, S, D].
+        value_cache: the same shape.
+        slots: int64 [T].
+
+    Returns:
+        The rotated queries, [T, H, D] in the dtype of `query`.
+    """
+    cosines, sines = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+
+    def rotated(heads: Tensor) -> Tensor:
+        first, second = heads.to(torch.promote_types(heads.dtype, torch.float32)).chunk(2, dim=-1)
+        turned = (first * cosines - second * sines, second * cosines + first * sines)
+        return torch.cat(turned, dim=-1).to(heads.dtype)
+
+    write_kv(rotated(key), value, key_cache, value_cache, slots)
+    return rotated(query)
+
+
+def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square layer normalization (Zhang and Sennrich, NeurIPS 2019).
+
+    Args:
+        values: [T, size] or [T, heads, size]; the last dimension is normed.
+        weight: [size].
+        eps: added to the mean square.
+
+    Returns:
+        The shape and dtype of `values`; rounded once before the weight and once after.
+    """
+    wide = values.to(torch.promote_types(values.dtype, torch.float32))
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale).to(values.dtype) * weight
+
+
+def add_rms_norm(
+    values: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(rms_norm(sum), sum) of sum = values + residual; all are [T, size]."""
+    added = values + residual
+    return rms_norm(added, weight, eps), added
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """SiLU of the first half of the last dimension times the second half (SwiGLU, Shazeer, 2020).
+
+    Args:
+        gate_up: [T, 2 * size].
+
+    Returns:
+        [T, size] in the dtype of `gate_up`; rounded once before the product and once after.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
 def copy_blocks(caches: Tensor, pairs: Tensor) -> None:
     """Copy whole blocks within the pool: all sources are read before any target is written.
 

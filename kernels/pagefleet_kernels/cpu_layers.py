@@ -1,0 +1,206 @@
+"""What stands between the linear layers on the CPU: norms and activations, one pass each.
+
+Rounding is the reference's, step by step, so that bfloat16 means the same everywhere. A row is done
+by one thread with one order of sums, whatever the batch.
+"""
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+from numba import carray
+from torch import Tensor
+
+from pagefleet_kernels import reference
+from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_task, threads_for
+from pagefleet_kernels.cpu_simd import (
+    Format,
+    add,
+    broadcast,
+    device,
+    divide,
+    exp,
+    load_few,
+    load_numbers,
+    multiply,
+    multiply_add,
+    negative,
+    rounded,
+    store_few,
+    store_numbers,
+    total,
+)
+
+_ROWS_OF_A_TASK = 4
+
+
+class NormArguments(ctypes.Structure):
+    """What the norms hand to the compiled code; strides are in bytes. `residual` is 0 where there
+    is none. A row is cut into `parts` vectors of `size` numbers, each normed by itself.
+    """
+
+    _fields_ = fields("rows parts size values stride residual added weight output", "eps")
+
+
+class GateArguments(ctypes.Structure):
+    """What `silu_mul` hands to the compiled code; the stride is in bytes."""
+
+    _fields_ = fields("rows size gate_up stride output")
+
+
+@device
+def _load(form: Any, address: int, count: int) -> Any:
+    """Up to sixteen numbers."""
+    if count >= 16:
+        return load_numbers(form, address)
+    return load_few(form, address, count)
+
+
+@device
+def _store(form: Any, address: int, vector: Any, count: int) -> None:
+    """Up to sixteen numbers."""
+    if count >= 16:
+        store_numbers(form, address, vector)
+    else:
+        store_few(form, address, vector, count)
+
+
+@device
+def _norm(form: Any, arguments: Any, values: int, skipped: int) -> None:
+    """One vector, which begins `skipped` bytes after the first in everything but `values`."""
+    size, itemsize = arguments.size, form.itemsize
+    squares = broadcast(0.0)
+    for begin in range(0, size, 16):
+        place, count = begin * itemsize, size - begin
+        value = _load(form, values + place, count)
+        if arguments.residual:
+            other = _load(form, arguments.residual + skipped + place, count)
+            value = rounded(form, add(value, other))
+            _store(form, arguments.added + skipped + place, value, count)
+        squares = multiply_add(value, value, squares)
+    if arguments.residual:
+        values = arguments.added + skipped
+    mean = total(squares) / size
+    scale = broadcast(1.0 / (mean + arguments.eps) ** 0.5)
+    for begin in range(0, size, 16):
+        place, count = begin * itemsize, size - begin
+        value = rounded(form, multiply(_load(form, values + place, count), scale))
+        weight = _load(form, arguments.weight + place, count)
+        _store(form, arguments.output + skipped + place, multiply(value, weight), count)
+
+
+@device
+def _gate(form: Any, arguments: Any, row: int) -> None:
+    size, itemsize = arguments.size, form.itemsize
+    gates = arguments.gate_up + row * arguments.stride
+    one = broadcast(1.0)
+    for begin in range(0, size, 16):
+        place, count = begin * itemsize, size - begin
+        gate = _load(form, gates + place, count)
+        up = _load(form, gates + size * itemsize + place, count)
+        activated = rounded(form, divide(gate, add(one, exp(negative(gate)))))
+        output = arguments.output + row * size * itemsize + place
+        _store(form, output, multiply(activated, up), count)
+
+
+@device
+def _run_norm(form: Any, arguments: Any) -> None:
+    begin = next_task(arguments) * _ROWS_OF_A_TASK
+    size = arguments.size * form.itemsize
+    while begin < arguments.rows:
+        for row in range(begin, min(begin + _ROWS_OF_A_TASK, arguments.rows)):
+            for part in range(arguments.parts):
+                values = arguments.values + row * arguments.stride + part * size
+                _norm(form, arguments, values, (row * arguments.parts + part) * size)
+        begin = next_task(arguments) * _ROWS_OF_A_TASK
+
+
+@device
+def _run_gate(form: Any, arguments: Any) -> None:
+    begin = next_task(arguments) * _ROWS_OF_A_TASK
+    while begin < arguments.rows:
+        for row in range(begin, min(begin + _ROWS_OF_A_TASK, arguments.rows)):
+            _gate(form, arguments, row)
+        begin = next_task(arguments) * _ROWS_OF_A_TASK
+
+
+@functools.cache
+def _norm_kernel(form: Format) -> Kernel:
+    """The compiled norms for numbers in `form`."""
+
+    def compiled_norm(pointer: Any) -> None:
+        _run_norm(form, carray(pointer, 1)[0])
+
+    return Kernel(compiled_norm, NormArguments)
+
+
+@functools.cache
+def _gate_kernel(form: Format) -> Kernel:
+    """The compiled activation for numbers in `form`."""
+
+    def compiled_gate(pointer: Any) -> None:
+        _run_gate(form, carray(pointer, 1)[0])
+
+    return Kernel(compiled_gate, GateArguments)
+
+
+def warm_up(dtype: torch.dtype) -> None:
+    """Compiles what the functions below need for a dtype, or loads it."""
+    if dtype in FORMATS:
+        _norm_kernel(FORMATS[dtype])
+        _gate_kernel(FORMATS[dtype])
+
+
+def _dense(values: Tensor) -> bool:
+    """Whether all dimensions but the first lie side by side."""
+    inner = (values.shape[2], 1) if values.dim() == 3 else (1,)
+    return values.dtype in FORMATS and values.stride()[1:] == inner
+
+
+def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`reference.rms_norm`, compiled for float32 and bfloat16."""
+    if not (_dense(values) and weight.dtype == values.dtype):
+        return reference.rms_norm(values, weight, eps)
+    output = torch.empty_like(values, memory_format=torch.contiguous_format)
+    _norm_kernel(FORMATS[values.dtype])(
+        threads_for(values.numel()),
+        values.shape[0], values.shape[1] if values.dim() == 3 else 1, values.shape[-1],
+        values.data_ptr(), values.stride(0) * values.element_size(),
+        0, 0, weight.data_ptr(), output.data_ptr(), eps,
+    )  # fmt: skip
+    return output
+
+
+def add_rms_norm(
+    values: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """`reference.add_rms_norm`, compiled for float32 and bfloat16."""
+    if not (
+        _dense(values)
+        and residual.is_contiguous()
+        and weight.dtype == values.dtype == residual.dtype
+    ):
+        return reference.add_rms_norm(values, residual, weight, eps)
+    output, added = torch.empty_like(residual), torch.empty_like(residual)
+    _norm_kernel(FORMATS[values.dtype])(
+        threads_for(values.numel()),
+        values.shape[0], 1, values.shape[1],
+        values.data_ptr(), values.stride(0) * values.element_size(),
+        residual.data_ptr(), added.data_ptr(), weight.data_ptr(), output.data_ptr(), eps,
+    )  # fmt: skip
+    return output, added
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """`reference.silu_mul`, compiled for float32 and bfloat16."""
+    if not _dense(gate_up):
+        return reference.silu_mul(gate_up)
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    output = gate_up.new_empty((rows, size))
+    _gate_kernel(FORMATS[gate_up.dtype])(
+        threads_for(gate_up.numel()),
+        rows, size, gate_up.data_ptr(), gate_up.stride(0) * gate_up.element_size(),
+        output.data_ptr(),
+    )  # fmt: skip
+    return output

@@ -1,0 +1,100 @@
+"""The compiled norms, activation, rotary embedding and KV write against their plain twins."""
+
+import pytest
+import torch
+from tests.unit.kernels.paged_case import fresh_seed
+
+from pagefleet_kernels import cpu_cache, cpu_layers, reference
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected)
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [8, 100, 576])
+def test_norms_agree_with_the_reference(dtype, size):
+    torch.manual_seed(fresh_seed())
+    values, residual = torch.randn(2, 9, size).to(dtype)
+    weight = torch.rand(size).to(dtype)
+    assert_close(
+        cpu_layers.rms_norm(values, weight, 1e-5), reference.rms_norm(values, weight, 1e-5)
+    )
+    kept = residual.clone()
+    fused = cpu_layers.add_rms_norm(values, residual, weight, 1e-5)
+    for actual, expected in zip(
+        fused, reference.add_rms_norm(values, residual, weight, 1e-5), strict=True
+    ):
+        assert_close(actual, expected)
+    assert torch.equal(residual, kept)
+
+
+@DTYPES
+def test_heads_inside_a_fused_projection_are_normed_one_by_one(dtype):
+    torch.manual_seed(fresh_seed())
+    fused = torch.randn(5, 7, 40).to(dtype)
+    weight = torch.rand(40).to(dtype)
+    heads = fused[:, 2:5]
+    assert_close(cpu_layers.rms_norm(heads, weight, 1e-6), reference.rms_norm(heads, weight, 1e-6))
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [3, 16, 1536])
+def test_silu_mul_agrees_with_the_reference(dtype, size):
+    torch.manual_seed(fresh_seed())
+    gate_up = 20 * torch.randn(11, 2 * size).to(dtype)
+    assert_close(cpu_layers.silu_mul(gate_up), reference.silu_mul(gate_up))
+
+
+@DTYPES
+@pytest.mark.parametrize("head_size", [8, 40, 64, 128])
+def test_rotation_and_write_agree_with_the_reference(dtype, head_size):
+    torch.manual_seed(fresh_seed())
+    fused = torch.randn(6, 9, head_size).to(dtype)
+    query, key, value = fused.split([5, 2, 2], dim=1)
+    angles = torch.randn(30, head_size)
+    positions, slots = torch.randint(30, (6,)), torch.randperm(4 * 3)[:6]
+    caches = torch.zeros(2, 2, 4, 2, 3, head_size, dtype=dtype)
+    arguments = (query, key, value, angles, positions)
+    rotated = cpu_cache.rotary_write_kv(*arguments, *caches[0], slots)
+    assert_close(rotated, reference.rotary_write_kv(*arguments, *caches[1], slots))
+    assert_close(caches[0], caches[1])
+
+
+@DTYPES
+def test_a_write_stores_the_very_bits(dtype):
+    torch.manual_seed(fresh_seed())
+    key, value = torch.randn(2, 6, 2, 24).to(dtype)
+    key[3, 1, 5] = torch.nan
+    slots = torch.randperm(4 * 3)[:6]
+    caches = torch.zeros(2, 2, 4, 2, 3, 24, dtype=dtype)
+    cpu_cache.write_kv(key, value, *caches[0], slots)
+    reference.write_kv(key, value, *caches[1], slots)
+    assert torch.equal(caches[0].view(torch.uint8), caches[1].view(torch.uint8))
+
+
+@DTYPES
+def test_a_row_has_the_same_bits_in_every_batch(dtype):
+    torch.manual_seed(fresh_seed())
+    values, residual = torch.randn(2, 70, 576).to(dtype)
+    weight = torch.rand(576).to(dtype)
+    normed, added = cpu_layers.add_rms_norm(values, residual, weight, 1e-5)
+    gated = cpu_layers.silu_mul(values)
+    for row in range(70):
+        one = slice(row, row + 1)
+        alone = cpu_layers.add_rms_norm(values[one], residual[one], weight, 1e-5)
+        assert torch.equal(alone[0], normed[one])
+        assert torch.equal(alone[1], added[one])
+        assert torch.equal(cpu_layers.rms_norm(added[one], weight, 1e-5), normed[one])
+        assert torch.equal(cpu_layers.silu_mul(values[one]), gated[one])
+
+
+def test_types_that_are_not_compiled_go_to_the_reference():
+    values = torch.randn(3, 32, dtype=torch.float64)
+    weight = torch.rand(32, dtype=torch.float64)
+    expected = reference.rms_norm(values, weight, 1e-5)
+    assert torch.equal(cpu_layers.rms_norm(values, weight, 1e-5), expected)
+    assert torch.equal(cpu_layers.silu_mul(values), reference.silu_mul(values))
