@@ -2,11 +2,11 @@
 
 `SparseLogits.choose` obeys the same parameters in the same order as `sampler.sample`, token by
 token in plain Python. It differs in one thing: a token without a logit of its own is drawn only if
-the bias or the allowed tokens name it. Where it stands is `FLOOR`, at most temperatures too low for
-a weight anyhow.
+the bias or the allowed tokens name it. (It has the logit `FLOOR`, which at a temperature of 1 is
+less than the smallest weight of `sampler`.)
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +17,10 @@ from math import exp, log
 from pagefleet.params import SamplingParams
 from pagefleet.wire import Logprobs, pack_floats, pack_ints
 from pagefleet_worker.draw import NO_TOKEN, Draw
-from pagefleet_worker.philox import DRAW_BITS, draw_bits
+from pagefleet_worker.philox import uniform
 
 FLOOR = -30.0
 """Logit of a token that has none of its own."""
-
-_WEIGHT_ONE = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,9 @@ class SparseLogits:
             return NO_TOKEN
         if draw.is_greedy:
             return tokens[scores.index(max(scores))]
-        ends = list(accumulate(_weights_left(scores, draw.params)))
-        bits = draw_bits(draw.params.seed, draw.choice, draw.position)
-        return tokens[bisect_right(ends, bits * ends[-1] >> DRAW_BITS)]
+        ends = list(accumulate(_shares_left(scores, draw.params)))
+        u = uniform(draw.params.seed, draw.choice, draw.position)
+        return tokens[bisect_right(ends, u * ends[-1])]
 
     def logprob(self, token: int) -> float:
         """Before masks, penalties and temperature."""
@@ -110,33 +108,28 @@ def _penalize(scores: dict[int, float], draw: Draw) -> None:
             scores[token] -= penalty
 
 
-def _weights_left(scores: Sequence[float], params: SamplingParams) -> list[int]:
-    """What temperature, top-k, top-p and min-p leave of the probabilities, in units of 2**-30."""
-    best = max(scores)
-    shares = [exp((score - best) / params.temperature) for score in scores]
-    one = _WEIGHT_ONE / sum(shares)
-    weights = [int(share * one + 0.5) for share in shares]
+def _shares_left(scores: Sequence[float], params: SamplingParams) -> list[float]:
+    """What temperature, top-k, top-p and min-p leave of the probabilities, as shares of the best
+    token's.
+    """
+    best, temperature = max(scores), params.temperature
+    shares = [exp((score - best) / temperature) for score in scores]
     if params.top_k or params.top_p < 1:
-        _cut(weights, scores, params)
+        _cut(shares, scores, params)
     if params.min_p:
-        floor = params.min_p * max(weights)
-        weights = [weight if weight >= floor else 0 for weight in weights]
-    return weights
+        shares = [share if share >= params.min_p else 0.0 for share in shares]
+    return shares
 
 
-def _cut(weights: list[int], scores: Sequence[float], params: SamplingParams) -> None:
-    """Set the weights outside top-k and top-p to 0."""
+def _cut(shares: list[float], scores: Sequence[float], params: SamplingParams) -> None:
+    """Set the shares outside top-k and top-p to 0."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
-    kept = order
     if 0 < params.top_k < len(order):
         kth = scores[order[params.top_k - 1]]
-        kept = [index for index in order if scores[index] >= kth]
-    limit, before = params.top_p * sum(weights[index] for index in kept), 0
-    inside = set()
-    for index in kept:
-        if before < limit:
-            inside.add(index)
-        before += weights[index]
-    for index in order:
-        if index not in inside:
-            weights[index] = 0
+        kept = sum(score >= kth for score in scores)
+    else:
+        kept = len(order)
+    before = [0.0, *accumulate(shares[index] for index in order[:kept])]
+    kept = min(kept, bisect_left(before, params.top_p * before[-1]))
+    for index in order[kept:]:
+        shares[index] = 0.0

@@ -223,7 +223,7 @@ class Planner:
         return block
 
     def row(self, run: Run) -> tuple[Run, list[int], int] | None:
-        if run.firsts or self.rng.random() < 0.2:
+        if run.firsts or run.is_done or self.rng.random() < 0.2:
             return None
         known = run.known
         count = self.rng.randint(1, min(9, len(known) - run.computed))
