@@ -132,12 +132,13 @@ class EchoEngine:
         chain, tenant = Chain(self._pool.read(slot.table, row.start)), tenant_of(slot.salt)
         alternatives = slot.params.prompt_logprobs
         prompt_end = 0 if alternatives is None else slot.prompt_length - 1
+        first_drawn = row.end - row.logits
         cells, prompt = [], []
         for position, token in enumerate(row.tokens, row.start):
             cells.append(chain.append(token, position, tenant))
             if position < prompt_end:
                 prompt.append(self._decoder.logits(chain.digest()))
-            if position >= row.end - row.logits:
+            if position >= first_drawn:
                 self._draw(index, row, position + 1, self._decoder.logits(chain.digest()), answer)
         self._pool.write(slot.table, row.start, b"".join(cells))
         if prompt and alternatives is not None:
