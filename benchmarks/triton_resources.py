@@ -25,6 +25,7 @@ from pagefleet_kernels.triton_activation import silu_mul
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_cache import copy_blocks, rotary_write_kv, write_kv
 from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
+from pagefleet_kernels.triton_sampling import sample
 from pagefleet_kernels.triton_tiling import Chip, choose_tiling
 
 
@@ -233,6 +234,16 @@ def _elementwise_case(hidden: int, inner: int) -> Callable[[Chip], object]:
     return run
 
 
+def _sampling_case(vocabulary: int) -> Callable[[Chip], object]:
+    def run(_: Chip) -> None:
+        int32, float32 = _empty(64, dtype=torch.int32), _empty(64, dtype=torch.float32)
+        int64, float64 = _empty(64, dtype=torch.int64), _empty(64, dtype=torch.float64)
+        logits = _empty(64, vocabulary, dtype=torch.float32)
+        sample(logits, int64, float32, int32, float64, float32, int64, int32, int32)
+
+    return run
+
+
 CASES: dict[str, Callable[[Chip], object]] = {
     "8B decode": attention_case(64, 64, 32, 8, 128),
     "8B decode, one row": attention_case(1, 1, 32, 8, 128),
@@ -250,6 +261,7 @@ CASES: dict[str, Callable[[Chip], object]] = {
     "80-wide writes": _write_case(32, 32, 80),
     "8B layers": _elementwise_case(4096, 14336),
     "135M layers": _elementwise_case(576, 1536),
+    "sampling": _sampling_case(128256),
 }
 
 

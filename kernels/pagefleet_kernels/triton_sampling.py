@@ -1,0 +1,265 @@
+"""Chooses tokens from logits on GPUs, in Triton, without a sort and without the host.
+
+A draw is cut by temperature, top-k, top-p (Holtzman et al., "The curious case of neural text
+degeneration", 2020) and min-p (Nguyen et al., "Turning up the heat", 2024), in this order, then
+made by inverse transform through the tokens in the order of their ids, with 24 bits of
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+
+Both cuts ask for a threshold: the largest logit such that the tokens from it upwards are k in
+number, or p in probability. It is found as a radix search finds it: floats, as integers of the
+same order, are fixed four bits at a time, each by one pass over the row that sums the tokens by
+those bits. Eight passes replace a sort, and only rows that ask for a cut pay for them.
+
+Probabilities are integers, in units of 2 ** -30. Their sums depend on no order, so a draw has the
+same bits in every batch.
+"""
+
+import triton.language as tl
+from torch import Tensor
+
+from pagefleet_kernels.triton_jit import jit
+
+_TILE = 512
+_GREEDY = tl.constexpr(1e-5)
+_WEIGHT_ONE = tl.constexpr(2.0**30)
+_DIGIT_BITS = tl.constexpr(4)
+_DIGITS = tl.constexpr(8)
+
+
+@jit
+def _load_scaled(
+    logits: tl.tensor, begin: tl.tensor, vocabulary: tl.tensor, heat: tl.tensor, TILE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """A tile of logits over the temperature, -inf past the end; and the tile's ids."""
+    ids = begin + tl.arange(0, TILE)
+    values = tl.load(logits + ids, mask=ids < vocabulary, other=float("-inf"))
+    return tl.div_rn(values.to(tl.float32), heat) + 0.0, ids
+
+
+@jit
+def _keys_of(scaled: tl.tensor) -> tl.tensor:
+    """Unsigned integers in the order of the floats."""
+    bits = scaled.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000
+
+
+@jit
+def _weights_of(scaled: tl.tensor, top: tl.tensor, unit: tl.tensor) -> tl.tensor:
+    return (tl.exp(scaled - top) * unit + 0.5).to(tl.int32)
+
+
+@jit
+def _threshold(
+    logits: tl.tensor,
+    vocabulary: tl.tensor,
+    heat: tl.tensor,
+    top: tl.tensor,
+    unit: tl.tensor,
+    floor: tl.tensor,
+    goal: tl.tensor,
+    WEIGHTED: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """(t, sum above t): the largest key t with which the tokens of keys from t upwards reach
+    `goal`, in weight or else in number. Tokens of keys under `floor` do not count.
+    """
+    BINS: tl.constexpr = 2**_DIGIT_BITS
+    bins = tl.arange(0, BINS)
+    threshold = (goal * 0).to(tl.uint32)
+    above = goal * 0
+    for level in tl.static_range(_DIGITS):
+        shift = (_DIGITS - 1 - level) * _DIGIT_BITS
+        sums = tl.zeros([BINS], tl.int32)
+        for begin in range(0, vocabulary, TILE):
+            scaled, ids = _load_scaled(logits, begin, vocabulary, heat, TILE)
+            keys = _keys_of(scaled)
+            amounts = (ids < vocabulary).to(tl.int32)
+            if WEIGHTED:
+                amounts = _weights_of(scaled, top, unit)
+            amounts = tl.where(keys >= floor, amounts, 0)
+            digits = (keys >> shift).to(tl.int32, bitcast=True) - (threshold << 4).to(
+                tl.int32, bitcast=True
+            )
+            sums += tl.sum(tl.where(digits[:, None] == bins[None, :], amounts[:, None], 0), 0)
+        from_here = tl.sum(tl.where(bins[:, None] >= bins[None, :], sums[:, None], 0), 0)
+        digit = tl.sum((above + from_here >= goal).to(tl.int32)) - 1
+        above += tl.sum(tl.where(bins > digit, sums, 0))
+        threshold = (threshold << 4) + digit.to(tl.uint32)
+    return threshold, above
+
+
+@jit
+def _survivors(
+    logits: tl.tensor,
+    begin: tl.tensor,
+    vocabulary: tl.tensor,
+    heat: tl.tensor,
+    top: tl.tensor,
+    unit: tl.tensor,
+    floor: tl.tensor,
+    ties: tl.tensor,
+    ties_kept: tl.tensor,
+    least: tl.tensor,
+    TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """A tile's weights, 0 for what is cut; and how many tokens up to its end equal the threshold.
+
+    Of the tokens that do, the first `ties_kept` stay.
+    """
+    scaled, ids = _load_scaled(logits, begin, vocabulary, heat, TILE)
+    keys = _keys_of(scaled)
+    weights = _weights_of(scaled, top, unit)
+    equal = ((keys == floor) & (ids < vocabulary)).to(tl.int32)
+    ranks = ties + tl.cumsum(equal, 0) - equal
+    kept = (keys > floor) | ((keys == floor) & (ranks < ties_kept))
+    kept &= weights.to(tl.float32) >= least
+    return tl.where(kept, weights, 0), ties + tl.sum(equal)
+
+
+@jit
+def _best_of(
+    logits: tl.tensor, vocabulary: tl.tensor, heat: tl.tensor, TILE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """(largest scaled logit, the lowest id that has it, softmax's denominator).
+
+    The id is -1 if a logit is NaN or the largest is not finite.
+    """
+    tops = tl.full([TILE], float("-inf"), tl.float32)
+    owners = tl.zeros([TILE], tl.int32)
+    broken = tl.zeros([TILE], tl.int32)
+    for begin in range(0, vocabulary, TILE):
+        scaled, ids = _load_scaled(logits, begin, vocabulary, heat, TILE)
+        broken |= (scaled != scaled).to(tl.int32)
+        owners = tl.where(scaled > tops, ids, owners)
+        tops = tl.where(scaled > tops, scaled, tops)
+    top = tl.max(tops, 0)
+    best = tl.min(tl.where(tops == top, owners, vocabulary), 0)
+    usable = (tl.sum(broken) == 0) & (tl.abs(top) < float("inf"))
+    masses = tl.zeros([TILE], tl.float32)
+    if usable:
+        for begin in range(0, vocabulary, TILE):
+            scaled, ids = _load_scaled(logits, begin, vocabulary, heat, TILE)
+            masses += tl.exp(scaled - top)
+    return top, tl.where(usable, best, -1), tl.sum(masses)
+
+
+@jit
+def _sample_kernel(
+    logits: tl.tensor,
+    rows: tl.tensor,
+    temperatures: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    min_p: tl.tensor,
+    seeds: tl.tensor,
+    choices: tl.tensor,
+    positions: tl.tensor,
+    tokens: tl.tensor,
+    row_stride: tl.tensor,
+    vocabulary: tl.tensor,
+    TILE: tl.constexpr,
+) -> None:
+    """One program per draw."""
+    draw = tl.program_id(0)
+    source = logits + tl.load(rows + draw).to(tl.int64) * row_stride
+    temperature = tl.load(temperatures + draw)
+    greedy = temperature < _GREEDY
+    heat = tl.where(greedy, 1.0, temperature)
+    top, token, mass = _best_of(source, vocabulary, heat, TILE)
+    if (token >= 0) & (temperature >= _GREEDY):
+        unit = _WEIGHT_ONE / mass
+        floor = tl.zeros([], tl.uint32)
+        none = tl.zeros([], tl.int32)
+        k = tl.load(top_k + draw)
+        if k > 0:
+            goal = tl.minimum(k, vocabulary)
+            floor, _ = _threshold(
+                source, vocabulary, heat, top, unit, floor, goal, WEIGHTED=False, TILE=TILE
+            )
+        ties_kept = none + vocabulary
+        p = tl.load(top_p + draw)
+        if p < 1:
+            total = none
+            for begin in range(0, vocabulary, TILE):
+                weights, _ = _survivors(
+                    source, begin, vocabulary, heat, top, unit, floor, none, vocabulary, 0.0, TILE
+                )
+                total += tl.sum(weights)
+            goal = tl.maximum(tl.ceil(p * total.to(tl.float64)).to(tl.int32), 1)
+            floor, above = _threshold(
+                source, vocabulary, heat, top, unit, floor, goal, WEIGHTED=True, TILE=TILE
+            )
+            edge = floor ^ 0x80000000
+            edge = edge ^ ((edge.to(tl.int32, bitcast=True) >> 31) & 0x7FFFFFFF).to(tl.uint32)
+            tied = _weights_of(edge.to(tl.float32, bitcast=True), top, unit)
+            ties_kept = tl.cdiv(goal - above, tl.maximum(tied, 1))
+        least = tl.load(min_p + draw) * _weights_of(top, top, unit).to(tl.float32)
+        ties = none
+        total = none
+        for begin in range(0, vocabulary, TILE):
+            weights, ties = _survivors(
+                source, begin, vocabulary, heat, top, unit, floor, ties, ties_kept, least, TILE
+            )
+            total += tl.sum(weights)
+        seed, choice = tl.load(seeds + draw), tl.load(choices + draw)
+        word, _, _, _ = tl.philox(seed, tl.load(positions + draw), choice, none, none)
+        target = ((word >> 8).to(tl.int64) * total >> 24).to(tl.int32)
+        token, ties, before = none, none, none
+        for begin in range(0, vocabulary, TILE):
+            weights, ties = _survivors(
+                source, begin, vocabulary, heat, top, unit, floor, ties, ties_kept, least, TILE
+            )
+            passed = before + tl.cumsum(weights, 0) <= target
+            token += tl.sum((passed & (begin + tl.arange(0, TILE) < vocabulary)).to(tl.int32))
+            before += tl.sum(weights)
+    tl.store(tokens + draw, token.to(tl.int64))
+
+
+def sample(
+    logits: Tensor,
+    rows: Tensor,
+    temperatures: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    choices: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """The token of each draw.
+
+    Args:
+        logits: [L, V] of floats.
+        rows: integers [n], the row of the logits that a draw reads; several may read one.
+        temperatures: float32 [n]; below 1e-5 the most likely token is taken, the lowest id of
+            equal ones.
+        top_k: int32 [n]; whatever equals the k-th stays; 0 is off.
+        top_p: float64 [n]; of tokens that are equally likely the lowest ids stay; 1 is off.
+        min_p: float32 [n], the least share of the best token's probability; 0 is off.
+        seeds: int64 [n], the key of the generator.
+        choices: int32 [n], the second word of its counter.
+        positions: int32 [n], the first word.
+
+    Returns:
+        int64 [n]; -1 where the row holds NaN or its largest logit is not finite.
+    """
+    tokens = seeds.new_empty(len(rows))
+    if len(rows):
+        _sample_kernel[(len(rows),)](
+            logits,
+            rows,
+            temperatures,
+            top_k,
+            top_p,
+            min_p,
+            seeds,
+            choices,
+            positions,
+            tokens,
+            logits.stride(0),
+            logits.shape[1],
+            TILE=_TILE,
+            num_warps=8,
+            enable_fp_fusion=False,
+        )
+    return tokens
