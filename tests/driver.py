@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pagefleet.params import SamplingParams
-from pagefleet.wire import SAMPLED, Logprobs, Open, Plan, Result, checksum, pack_ints, unpack_ints
+from pagefleet.wire import SAMPLED, Logprobs, Open, Plan, checksum, pack_ints, unpack_ints
 from pagefleet_worker.interface import Engine, Launched
 
 
@@ -21,22 +21,46 @@ class Stream:
     slot: int
     prompt: list[int]
     params: SamplingParams
-    choice: int = 0
+    choices: list[int] = field(default_factory=lambda: [0])
     output: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     prompt_logprobs: list[tuple[int, Logprobs]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
     fed: int = 0
+    """Input tokens ordered so far."""
     asked: int = 0
+    """Samples ordered so far."""
 
     @property
     def done(self) -> bool:
         return self.asked >= self.params.max_tokens or bool(self.errors)
 
 
+@dataclass
+class Flight:
+    """A step whose result has not been read: its streams, and those of its samples in order."""
+
+    launched: Launched
+    streams: list[Stream]
+    samples: list[Stream]
+
+    def land(self) -> None:
+        """Read the result into the streams."""
+        result = self.launched.result()
+        for stream, token in zip(self.samples, unpack_ints(result.tokens), strict=True):
+            stream.output.append(token)
+        for index, logprobs in result.logprobs:
+            self.samples[index].logprobs.append(logprobs)
+        for prompt in result.prompts:
+            stream = self.streams[prompt.row]
+            stream.prompt_logprobs.append((prompt.position, prompt.logprobs))
+        for error in result.errors:
+            self.streams[error.row].errors.append(error.text)
+
+
 class Driver:
-    """Runs streams on one engine."""
+    """Runs streams on one engine, in an epoch of its own."""
 
     def __init__(
         self, engine: Engine, *, chunk: int = 1 << 20, lookahead: bool = False, seed: int = 0
@@ -46,85 +70,85 @@ class Driver:
         self.lookahead = lookahead
         self.free = list(range(engine.facts.blocks))
         random.Random(seed).shuffle(self.free)
+        self.slots = 0
         self.steps = 0
+        self.opens: list[Open] = []
+        self.forks: list[int] = []
+        self.deltas: list[int] = []
+        self.copies: list[int] = []
         engine.reset()
 
-    def run(
-        self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]
-    ) -> list[Stream]:
-        """Serve all prompts together until each has its `max_tokens`."""
-        wanted = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-        streams = [
-            Stream(slot, prompt, each)
-            for slot, (prompt, each) in enumerate(zip(prompts, wanted, strict=True))
-        ]
-        opens = [Open(s.slot, s.params, pack_ints(s.prompt), b"", [s.choice]) for s in streams]
-        before: tuple[Launched, list[tuple[Stream, bool]]] | None = None
-        while running := [stream for stream in streams if not stream.done]:
-            plan, asked = self.plan(running, opens)
-            launched = self.engine.launch(plan)
-            opens = []
-            if before is not None:
-                self._take(*before)
-            before = (launched, asked)
-            if not self.lookahead:
-                self._take(*before)
-                before = None
-        if before is not None:
-            self._take(*before)
-        self._close(streams)
-        return streams
+    def open(
+        self, prompt: list[int], params: SamplingParams, choices: Sequence[int] = (0,)
+    ) -> Stream:
+        """Begin a stream with the next step."""
+        stream = Stream(self.slots, prompt, params, list(choices))
+        self.slots += 1
+        self.opens.append(Open(stream.slot, params, pack_ints(prompt), b"", stream.choices))
+        return stream
 
-    def plan(
-        self, streams: Sequence[Stream], opens: list[Open]
-    ) -> tuple[Plan, list[tuple[Stream, bool]]]:
-        """One step in which every stream goes on by one chunk; and which of them sample."""
+    def fork(self, stream: Stream, choice: int, first: int) -> Stream:
+        """One choice of a stream goes on from its `first` token, with the next step, in blocks of
+        which only the last, if it is not full, is its own.
+        """
+        twin = Stream(
+            self.slots, stream.prompt, stream.params, [choice], [first], fed=stream.fed, asked=1
+        )
+        self.slots += 1
+        self.forks += [twin.slot, stream.slot, choice]
+        twin.table = list(stream.table)
+        if stream.fed % self.engine.facts.block_size:
+            twin.table[-1] = self.free.pop()
+            self.copies += [stream.table[-1], twin.table[-1]]
+            self.deltas += [twin.slot, len(twin.table) - 1, twin.table[-1]]
+        return twin
+
+    def step(self, streams: Sequence[Stream]) -> Flight:
+        """Launch a step in which every stream goes on by one chunk."""
         rows: list[int] = []
         tokens: list[int] = []
-        deltas: list[int] = []
-        asked = []
+        samples: list[Stream] = []
         for stream in streams:
             known = [*stream.prompt, *stream.output]
-            if stream.asked > len(stream.output):
-                known.append(SAMPLED)
+            known += [SAMPLED] * (stream.asked - len(stream.output))
             inputs = known[stream.fed : stream.fed + self.chunk]
-            end = stream.fed + len(inputs)
-            while len(stream.table) * self.engine.facts.block_size < end:
-                stream.table.append(self.free.pop())
-                deltas += [stream.slot, len(stream.table) - 1, stream.table[-1]]
-            samples = end == len(known)
-            crc = checksum(pack_ints(stream.table))
-            rows += [stream.slot, stream.fed, len(inputs), samples, len(stream.table), crc]
             tokens += inputs
-            asked.append((stream, samples))
-            stream.fed, stream.asked = end, stream.asked + samples
+            start, stream.fed = stream.fed, stream.fed + len(inputs)
+            while len(stream.table) * self.engine.facts.block_size < stream.fed:
+                stream.table.append(self.free.pop())
+                self.deltas += [stream.slot, len(stream.table) - 1, stream.table[-1]]
+            last = stream.fed == len(known)
+            stream.asked += last
+            samples += [stream] * last * len(stream.choices)
+            crc = checksum(pack_ints(stream.table))
+            rows += [stream.slot, start, len(inputs), last, len(stream.table), crc]
+        return Flight(self._launch(rows, tokens), list(streams), samples)
+
+    def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[Stream]:
+        """Serve all prompts together until each has its `max_tokens`, then release their slots."""
+        streams = [self.open(*each) for each in zip(prompts, params, strict=True)]
+        flights: list[Flight] = []
+        while running := [stream for stream in streams if not stream.done]:
+            flights.append(self.step(running))
+            while len(flights) > self.lookahead:
+                flights.pop(0).land()
+        for flight in flights:
+            flight.land()
+        self._launch([], [], release=[stream.slot for stream in streams])
+        return streams
+
+    def _launch(self, rows: list[int], tokens: list[int], release: Sequence[int] = ()) -> Launched:
         self.steps += 1
         plan = Plan(
             epoch=1,
             step=self.steps,
             rows=pack_ints(rows),
             tokens=pack_ints(tokens),
-            opens=opens,
-            tables=pack_ints(deltas),
+            release=pack_ints(release),
+            opens=self.opens,
+            forks=pack_ints(self.forks),
+            tables=pack_ints(self.deltas),
+            copies=pack_ints(self.copies),
         )
-        return plan, asked
-
-    def _take(self, launched: Launched, asked: list[tuple[Stream, bool]]) -> Result:
-        result = launched.result()
-        sampled = [stream for stream, samples in asked if samples]
-        for stream, token in zip(sampled, unpack_ints(result.tokens), strict=True):
-            stream.output.append(token)
-        for index, logprobs in result.logprobs:
-            sampled[index].logprobs.append(logprobs)
-        for prompt in result.prompts:
-            asked[prompt.row][0].prompt_logprobs.append((prompt.position, prompt.logprobs))
-        for error in result.errors:
-            asked[error.row][0].errors.append(error.text)
-        return result
-
-    def _close(self, streams: list[Stream]) -> None:
-        self.steps += 1
-        release = pack_ints([stream.slot for stream in streams])
-        self.engine.launch(Plan(epoch=1, step=self.steps, rows=b"", tokens=b"", release=release))
-        for stream in streams:
-            self.free += stream.table
+        self.opens, self.forks, self.deltas, self.copies = [], [], [], []
+        return self.engine.launch(plan)

@@ -26,7 +26,8 @@ ROW_MULTIPLE = 4
 class Batch:
     """A step's rows on the device; the alphabet is that of `pagefleet_kernels`.
 
-    ids, positions: int64 [P], the tokens, padded; P is T rounded up to `ROW_MULTIPLE`.
+    ids: int64 [P], the tokens, padded; P is T rounded up to `ROW_MULTIPLE`.
+    positions: int64 [T], in their sequences.
     slots: int64 [T], where each token's keys and values go: physical block * S + slot within.
     tables: int32 [R, M]; what a table lacks to the longest is 0.
     starts: int32 [R], the position of each row's first token.
@@ -58,7 +59,7 @@ class Batch:
 
         return cls(
             ids=pad_rows(on_device(np.concatenate([row.tokens for row in rows]), np.int64)),
-            positions=pad_rows(on_device(positions, np.int64)),
+            positions=on_device(positions, np.int64),
             slots=on_device(slots, np.int64),
             tables=on_device(tables, np.int32),
             starts=on_device(starts, np.int32),
@@ -67,8 +68,9 @@ class Batch:
 
 
 def pad_rows(values: Tensor) -> Tensor:
-    """Append zeros to the vector `values` until its length is a multiple of `ROW_MULTIPLE`."""
-    return F.pad(values, (0, -len(values) % ROW_MULTIPLE))
+    """Append zeros to the first dimension until it is a multiple of `ROW_MULTIPLE`."""
+    missing = -len(values) % ROW_MULTIPLE
+    return F.pad(values, (0, 0) * (values.dim() - 1) + (0, missing)) if missing else values
 
 
 def _tables(rows: Sequence[Row], block_size: int) -> NDArray[np.int32]:

@@ -25,10 +25,10 @@ from pagefleet.wire import SAMPLED, Plan, PromptLogprobs, Result, RowError, pack
 from pagefleet_kernels.dispatch import Kernels
 from pagefleet_worker.batch import Batch
 from pagefleet_worker.decoder import Decoder
+from pagefleet_worker.draw import NO_TOKEN, Draw
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.logprobs import DrawLogprobs, Ranked, rank
-from pagefleet_worker.sampler import NO_TOKEN, sample
-from pagefleet_worker.shaping import Draw
+from pagefleet_worker.sampler import sample
 from pagefleet_worker.slots import Row, Slots, Step
 
 _PROMPT_PIECE = 64
@@ -140,9 +140,9 @@ class TorchEngine:
         settle_at_once: bool,
     ) -> None:
         self.facts = facts
-        self._decoder = decoder
-        self._kernels = kernels
-        self._pool = pool
+        self.decoder = decoder
+        self.kernels = kernels
+        self.pool = pool
         self._settle_at_once = settle_at_once
         self._slots = Slots(facts.slots, facts.blocks, facts.block_size, facts.max_model_len)
         self._sampled = torch.zeros(facts.slots, dtype=torch.int64, device=pool.device)
@@ -163,8 +163,8 @@ class TorchEngine:
         started = time.perf_counter()
         step = self._slots.apply(plan)
         if step.copies:
-            pairs = torch.tensor(step.copies, device=self._pool.device)
-            self._kernels.copy_blocks(self._pool, pairs)
+            pairs = torch.tensor(step.copies, device=self.pool.device)
+            self.kernels.copy_blocks(self.pool, pairs)
         if self._last is not None and _needs_history(step.rows):
             self._last.settle()
         samples = Samples.of(step.rows)
@@ -180,15 +180,15 @@ class TorchEngine:
     ) -> tuple[Tensor, DrawLogprobs, list[PromptRanked]]:
         if not rows:
             return torch.empty(0, dtype=torch.int64), DrawLogprobs([]), []
-        device = self._pool.device
+        device = self.pool.device
         batch = Batch.of(rows, self.facts.block_size, device)
         self._fill_in(rows, batch)
-        hidden = self._decoder.hidden(batch, self._pool)
+        hidden = self.decoder.hidden(batch, self.pool)
         prompts = self._prompt_logprobs(rows, hidden)
         if not samples.draws:
             return torch.empty(0, dtype=torch.int64), DrawLogprobs([]), prompts
         positions = torch.tensor(samples.positions, device=device)
-        logits = self._decoder.logits(hidden, positions)
+        logits = self.decoder.logits(hidden, positions)
         tokens = sample(logits, samples.draws)
         self._keep(rows, samples.owners, tokens)
         return tokens, DrawLogprobs.of(logits, samples.draws, tokens), prompts
@@ -219,7 +219,7 @@ class TorchEngine:
                 first = batch_end - row.end + start
                 inputs = torch.arange(first, first + len(following), device=hidden.device)
                 tokens = torch.tensor(following, device=hidden.device, dtype=torch.int64)
-                ranked = rank(self._decoder.logits(hidden, inputs), tokens, count)
+                ranked = rank(self.decoder.logits(hidden, inputs), tokens, count)
                 found.append(PromptRanked(index, start + 1, ranked))
         return found
 

@@ -44,6 +44,7 @@ def load_engine(
     dtype = _choose_dtype(settings.dtype, config, device)
     length = _choose_length(settings.max_model_len, manifest.max_model_len)
     kernels = select(device)
+    kernels.warm_up(dtype, config.heads, config.kv_heads, config.head_dim)
 
     def advance(loaded: int, total: int) -> None:
         progress()

@@ -35,10 +35,9 @@ def test_every_token_finds_its_place() -> None:
         batch = Batch.of(rows, block_size, CPU)
         offsets = batch.offsets.tolist()
         total = offsets[-1]
-        assert len(batch.ids) == len(batch.positions) == -(-total // ROW_MULTIPLE) * ROW_MULTIPLE
-        assert len(batch.slots) == total
+        assert len(batch.ids) == -(-total // ROW_MULTIPLE) * ROW_MULTIPLE
+        assert len(batch.positions) == len(batch.slots) == total
         assert not batch.ids[total:].any()
-        assert not batch.positions[total:].any()
         assert batch.starts.tolist() == [row.start for row in rows]
         for index, row in enumerate(rows):
             assert offsets[index + 1] - offsets[index] == len(row.tokens)
@@ -62,7 +61,7 @@ def test_types_are_those_of_the_kernels() -> None:
 
 def test_padding_is_the_least_there_can_be() -> None:
     for length in range(1, 10):
-        padded = pad_rows(torch.ones(length, dtype=torch.int64))
+        padded = pad_rows(torch.ones(length, 3))
         assert len(padded) % ROW_MULTIPLE == 0
         assert 0 <= len(padded) - length < ROW_MULTIPLE
-        assert padded.sum() == length
+        assert padded.sum() == 3 * length

@@ -1,55 +1,242 @@
 import random
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tests.driver import Driver
+from safetensors.torch import load_file, save_file
+from tests.driver import Driver, Stream
 from tests.models import VARIANTS, VOCAB_SIZE
 from transformers import AutoModelForCausalLM
 
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
+from pagefleet.wire import Logprobs, Plan, pack_ints, unpack_floats, unpack_ints
+from pagefleet_worker.engine import TorchEngine
+from pagefleet_worker.interface import PlanError
 from pagefleet_worker.loading import load_engine
+from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.prepare import prepare
 
-SETTINGS = WorkerSettings(num_blocks=200, max_num_seqs=32, threads=1, device="cpu")
+SETTINGS = WorkerSettings(num_blocks=200, max_num_seqs=32, device="cpu")
+
+Prepared = Callable[[str], Path]
+
+Piece = tuple[float, list[int], list[float]]
+"""Logprobs of one token: its own, and the ids and values of the best."""
 
 
-def random_prompts(count: int, longest: int, vocab_size: int = VOCAB_SIZE) -> list[list[int]]:
+@pytest.fixture
+def generator() -> random.Random:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    generator = random.Random(seed)
+    return random.Random(seed)
+
+
+@pytest.fixture(scope="module")
+def engine(prepared_model: Prepared) -> TorchEngine:
+    return load_engine(prepared_model("llama"), SETTINGS, lambda: None)
+
+
+@pytest.fixture(scope="module")
+def oracle(small_model: Prepared) -> torch.nn.Module:
+    return load_oracle(small_model("llama"))
+
+
+def load_oracle(folder: Path) -> torch.nn.Module:
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model
+
+
+def random_prompts(generator: random.Random, count: int, longest: int = 100) -> list[list[int]]:
     lengths = [generator.randint(1, longest) for _ in range(count)]
-    return [[generator.randrange(vocab_size) for _ in range(length)] for length in lengths]
+    return [[generator.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
 
 
-def check_greedy(
-    model: torch.nn.Module, prompt: list[int], output: list[int], margin: float = 1e-4
-) -> int:
-    """Assert that each token is the model's own choice, until two are too close; how many were."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+@torch.inference_mode()
+def positions_compared(oracle: torch.nn.Module, stream: Stream) -> int:
+    """Assert that each token is the oracle's own choice; ends where two of them are too close."""
+    tokens = torch.tensor([stream.prompt + stream.output])
+    logits = oracle(tokens).logits[0, len(stream.prompt) - 1 : -1]
     best, ids = logits.topk(2)
-    for position, token in enumerate(output):
-        if best[position, 0] - best[position, 1] < margin:
+    for position, token in enumerate(stream.output):
+        if best[position, 0] - best[position, 1] < 1e-4:
             return position
         assert token == ids[position, 0]
-    return len(output)
+    return len(stream.output)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_greedy_tokens_are_transformers(
-    name: str,
-    small_model: Callable[[str], Path],
-    prepared_model: Callable[[str], Path],
+    name: str, small_model: Prepared, prepared_model: Prepared, generator: random.Random
 ) -> None:
-    model = AutoModelForCausalLM.from_pretrained(small_model(name), dtype=torch.float32)
+    oracle = load_oracle(small_model(name))
     engine = load_engine(prepared_model(name), SETTINGS, lambda: None)
-    prompts = random_prompts(6, 100)
-    for chunk in (16, 64, 1000):
-        for lookahead in (False, True):
-            streams = Driver(engine, chunk=chunk, lookahead=lookahead).run(
-                prompts, SamplingParams(max_tokens=12, seed=0, temperature=0)
-            )
-            compared = sum(check_greedy(model, s.prompt, s.output) for s in streams)
-            assert compared >= 0.9 * 12 * len(prompts)
+    prompts = random_prompts(generator, 6)
+    greedy = SamplingParams(max_tokens=12, seed=0, temperature=0)
+    for chunk, lookahead in ((16, False), (64, True), (1000, False)):
+        streams = Driver(engine, chunk=chunk, lookahead=lookahead).run(prompts, [greedy] * 6)
+        compared = sum(positions_compared(oracle, stream) for stream in streams)
+        assert compared >= 0.9 * 12 * len(prompts)
+
+
+def seen(stream: Stream) -> tuple[object, ...]:
+    """All that a client sees of a stream, to the bit."""
+    return stream.output, stream.logprobs, pieces(stream)
+
+
+def pieces(stream: Stream) -> list[Piece]:
+    """The logprobs of the prompt, token by token, however they were cut."""
+    found: list[Piece] = []
+    for position, logprobs in stream.prompt_logprobs:
+        assert position == len(found) + 1
+        found += unpacked(logprobs)
+    return found
+
+
+def unpacked(logprobs: Logprobs) -> list[Piece]:
+    chosen = unpack_floats(logprobs.chosen)
+    ids, values = unpack_ints(logprobs.top_ids), unpack_floats(logprobs.top)
+    width = len(ids) // len(chosen)
+    parts = [slice(at * width, (at + 1) * width) for at in range(len(chosen))]
+    return [
+        (value, ids[part].tolist(), values[part].tolist())
+        for value, part in zip(chosen, parts, strict=True)
+    ]
+
+
+def random_params(generator: random.Random) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=generator.randint(1, 12),
+        seed=generator.randrange(2**64),
+        temperature=generator.choice([0, 0.7, 1.5]),
+        top_p=generator.choice([1.0, 0.9]),
+        top_k=generator.choice([0, 20]),
+        repetition_penalty=generator.choice([1.0, 1.2]),
+        frequency_penalty=generator.choice([0.0, 0.5]),
+        logprobs=generator.choice([None, 0, 5]),
+        prompt_logprobs=generator.choice([None, 3]),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_stream_does_not_depend_on_its_company(
+    dtype: str, prepared_model: Prepared, generator: random.Random
+) -> None:
+    engine = load_engine(prepared_model("qwen3"), replace(SETTINGS, dtype=dtype), lambda: None)
+    prompts = random_prompts(generator, 8, 90)
+    params = [random_params(generator) for _ in prompts]
+    alone = [
+        seen(Driver(engine).run([prompt], [each])[0])
+        for prompt, each in zip(prompts, params, strict=True)
+    ]
+    for chunk, lookahead in ((1000, False), (16, True), (generator.randint(1, 50), True)):
+        driver = Driver(engine, chunk=chunk, lookahead=lookahead, seed=chunk)
+        assert [seen(stream) for stream in driver.run(prompts, params)] == alone
+
+
+def test_a_step_launched_before_the_last_is_read(
+    engine: TorchEngine, generator: random.Random
+) -> None:
+    """As on a GPU, where what was sampled is known on the device alone."""
+    prompts = random_prompts(generator, 6)
+    params = [random_params(generator) for _ in prompts]
+    expected = [seen(stream) for stream in Driver(engine).run(prompts, params)]
+    late = TorchEngine(
+        engine.facts, engine.decoder, engine.kernels, engine.pool, settle_at_once=False
+    )
+    streams = Driver(late, chunk=16, lookahead=True).run(prompts, params)
+    assert [seen(stream) for stream in streams] == expected
+
+
+def test_logprobs_are_transformers(
+    engine: TorchEngine, oracle: torch.nn.Module, generator: random.Random
+) -> None:
+    prompts = random_prompts(generator, 4)
+    params = SamplingParams(max_tokens=8, seed=1, logprobs=4, prompt_logprobs=4)
+    for stream in Driver(engine, chunk=32).run(prompts, [params] * 4):
+        tokens = stream.prompt + stream.output
+        with torch.inference_mode():
+            expected = oracle(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+        outputs = [each for logprobs in stream.logprobs for each in unpacked(logprobs)]
+        found = pieces(stream) + outputs
+        assert len(found) == len(tokens) - 1
+        for row, token, (chosen, ids, values) in zip(expected, tokens[1:], found, strict=True):
+            assert chosen == pytest.approx(row[token].item(), abs=1e-4)
+            assert values == pytest.approx(row[ids].tolist(), abs=1e-4)
+            assert values == pytest.approx(row.topk(4).values.tolist(), abs=1e-4)
+
+
+def test_choices_are_forked(engine: TorchEngine, generator: random.Random) -> None:
+    """Choices share the prompt's blocks; each copies the one that it goes on writing."""
+    (prompt,) = random_prompts(generator, 1)
+    seed = generator.randrange(2**64)
+    params = SamplingParams(max_tokens=6, seed=seed, temperature=1.3, presence_penalty=0.5)
+    alone = []
+    for choice in range(3):
+        driver = Driver(engine)
+        stream = driver.open(prompt, params, [choice])
+        while not stream.done:
+            driver.step([stream]).land()
+        alone.append(stream.output)
+    assert len({tuple(output) for output in alone}) > 1
+
+    driver = Driver(engine)
+    shared = driver.open(prompt, params, [0, 1, 2])
+    driver.step([shared]).land()
+    assert shared.output == [output[0] for output in alone]
+    streams = [driver.fork(shared, *each) for each in enumerate(shared.output)]
+    for _ in range(5):
+        driver.step(streams).land()
+    assert [stream.output for stream in streams] == alone
+
+
+def test_a_row_that_fails_fails_alone(
+    tmp_path: Path, small_model: Prepared, generator: random.Random
+) -> None:
+    """A token whose embedding is NaN spoils its own stream; its blocks are used again."""
+    folder = shutil.copytree(small_model("llama"), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][7] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+    engine = load_engine(prepare(str(folder), tmp_path), SETTINGS, lambda: None)
+    prompts = [[token for token in p if token != 7] for p in random_prompts(generator, 4)]
+    without_it = SamplingParams(max_tokens=8, seed=1, logprobs=2, bad_words=((7,),))
+    impossible = SamplingParams(max_tokens=8, seed=1, allowed_token_ids=(7,), bad_words=((7,),))
+    params = [without_it, without_it, without_it, impossible]
+    expected = [seen(stream) for stream in Driver(engine).run(prompts[:3], params[:3])]
+    driver = Driver(engine)
+    spoiled = [*prompts[:2], [*prompts[2], 7], prompts[3]]
+    first, second, nan, forbidden = driver.run(spoiled, params)
+    assert [seen(first), seen(second)] == expected[:2]
+    assert len(nan.errors) == len(forbidden.errors) == 1
+    assert not first.errors + second.errors
+    driver.free = nan.table + forbidden.table + driver.free
+    driver.free.reverse()
+    assert [seen(stream) for stream in driver.run(prompts[:3], params[:3])] == expected
+
+
+def test_a_plan_that_contradicts_the_slots(engine: TorchEngine) -> None:
+    engine.reset()
+    with pytest.raises(PlanError, match="slot 3 is not open"):
+        engine.launch(Plan(epoch=1, step=1, rows=b"", tokens=b"", release=pack_ints([3])))
+
+
+def test_facts(prepared_model: Prepared) -> None:
+    folder = prepared_model("llama")
+    facts = load_engine(folder, replace(SETTINGS, num_blocks=10), lambda: None).facts
+    assert (facts.blocks, facts.block_size, facts.slots) == (10, 16, 32)
+    assert facts.max_model_len == 160
+    assert facts.vocab_size == VOCAB_SIZE
+    assert "float32" in facts.numerics
+    longer = load_engine(folder, replace(SETTINGS, max_model_len=300), lambda: None).facts
+    assert longer.max_model_len == 300
+    other = load_engine(folder, replace(SETTINGS, dtype="bfloat16"), lambda: None).facts
+    assert other.numerics != facts.numerics
+
+
+def test_a_length_that_the_model_does_not_have(prepared_model: Prepared) -> None:
+    with pytest.raises(ModelError, match="knows 512 positions; --max-model-len 513 is more"):
+        load_engine(prepared_model("llama"), replace(SETTINGS, max_model_len=513), lambda: None)

@@ -1,0 +1,121 @@
+import random
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.models import VARIANTS, VOCAB_SIZE
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from pagefleet.manifest import Manifest
+from pagefleet.params import SamplingParams
+from pagefleet_kernels.dispatch import select
+from pagefleet_worker.batch import Batch
+from pagefleet_worker.config import load_config
+from pagefleet_worker.decoder import Decoder
+from pagefleet_worker.pools import make_pool
+from pagefleet_worker.slots import Row, Slot
+from pagefleet_worker.weights import load_weights
+
+CPU = torch.device("cpu")
+BLOCK_SIZE, BLOCKS = 8, 200
+LONGEST = 150
+
+Prepared = Callable[[str], Path]
+
+
+class Model:
+    """A decoder with a pool, which computes whole sequences in any schedule."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        config = load_config(folder)
+        files = Manifest.load(folder).weights
+        weights = load_weights(files, config, dtype, CPU, lambda loaded, total: None)
+        self.layers = 0
+        self.decoder = Decoder(config, weights, select(CPU), LONGEST, self._count)
+        self.pool = make_pool(config, BLOCKS, BLOCK_SIZE, dtype, CPU)
+
+    def _count(self) -> None:
+        self.layers += 1
+
+    @torch.inference_mode()
+    def logits(
+        self, prompts: list[list[int]], chunk: Callable[[], int], generator: random.Random
+    ) -> list[Tensor]:
+        """The logits of every position of every prompt; `chunk` says how far a row goes on. All
+        of the pool is NaN at first, and rows come in a random order.
+        """
+        self.pool.fill_(torch.nan)
+        blocks = list(range(BLOCKS))
+        generator.shuffle(blocks)
+        slots = [
+            Slot(SamplingParams(max_tokens=1, seed=0), len(prompt), array("i", prompt), [0], b"")
+            for prompt in prompts
+        ]
+        for slot in slots:
+            slot.table.extend(blocks.pop() for _ in range(-(-len(slot.tokens) // BLOCK_SIZE)))
+        parts: list[list[Tensor]] = [[] for _ in prompts]
+        starts = [0] * len(prompts)
+        while going := [i for i, slot in enumerate(slots) if starts[i] < len(slot.tokens)]:
+            generator.shuffle(going)
+            rows = [
+                Row(i, slots[i], starts[i], slots[i].tokens[starts[i] : starts[i] + chunk()], 0)
+                for i in going
+            ]
+            hidden = self.decoder.hidden(Batch.of(rows, BLOCK_SIZE, CPU), self.pool)
+            total = sum(len(row.tokens) for row in rows)
+            logits = self.decoder.logits(hidden, torch.arange(total))
+            pieces = torch.split(logits, [len(row.tokens) for row in rows])
+            for row, part in zip(rows, pieces, strict=True):
+                starts[row.number] = row.end
+                parts[row.number].append(part)
+        return [torch.cat(each) for each in parts]
+
+
+@pytest.fixture
+def generator() -> random.Random:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+def random_prompts(generator: random.Random, count: int) -> list[list[int]]:
+    lengths = [generator.randint(1, LONGEST) for _ in range(count)]
+    return [[generator.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_are_transformers(
+    name: str, small_model: Prepared, prepared_model: Prepared, generator: random.Random
+) -> None:
+    oracle = AutoModelForCausalLM.from_pretrained(small_model(name), dtype=torch.float32)
+    prompts = random_prompts(generator, 5)
+    model = Model(prepared_model(name))
+    for prompt, logits in zip(
+        prompts, model.logits(prompts, lambda: generator.randint(1, 40), generator), strict=True
+    ):
+        with torch.inference_mode():
+            expected = oracle(torch.tensor([prompt])).logits[0]
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
+def test_bits_do_not_depend_on_the_batch(
+    name: str, dtype: torch.dtype, prepared_model: Prepared, generator: random.Random
+) -> None:
+    model = Model(prepared_model(name), dtype)
+    prompts = random_prompts(generator, 6)
+    alone = [model.logits([prompt], lambda: LONGEST, generator)[0] for prompt in prompts]
+    assert all(logits.isfinite().all() for logits in alone)
+    for chunk in (lambda: 1, lambda: LONGEST, lambda: generator.randint(1, 40)):
+        for together, expected in zip(model.logits(prompts, chunk, generator), alone, strict=True):
+            assert torch.equal(together, expected)
+
+
+def test_every_layer_is_progress(prepared_model: Prepared, generator: random.Random) -> None:
+    model = Model(prepared_model("llama"))
+    model.logits([[1, 2, 3]], lambda: 1, generator)
+    assert model.layers == 3 * 3
