@@ -307,6 +307,8 @@ def _merge_kernel(
 ) -> None:
     """One program per (token, key/value head): merge the splits that the token sees, in order."""
     token = tl.program_id(0)
+    if token >= tl.load(offsets + rows):
+        return
     row = _find_row(offsets, rows, token, 1, 0)
     position = tl.load(starts + row) + token - tl.load(offsets + row)
     oldest = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
@@ -354,8 +356,9 @@ def attention(
 ) -> Tensor:
     """`reference.attention`, on the GPU; see there for the arguments and the result.
 
-    `query` may be a strided view [T, H, D] whose heads are contiguous, both caches have the same
-    strides, and float32 is computed without tf32.
+    `query` may be a strided view [T, H, D] whose heads are contiguous; tokens past the last row's
+    pad a batch, and their outputs are left as they are. Both caches have the same strides.
+    float32 is computed without tf32.
 
     Args:
         invariant: a row's bits do not depend on its batch (see the top of this module).

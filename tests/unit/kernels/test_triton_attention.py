@@ -99,6 +99,16 @@ def test_takes_queries_out_of_a_fused_projection():
     torch.testing.assert_close(output.double(), expected, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("concurrent", [True, False])
+def test_passes_over_tokens_that_pad_the_batch(concurrent):
+    case = paged_case([(100, 1), (0, 2)], seed=6)
+    padded = dataclasses.replace(case, query=torch.cat((case.query, torch.full((60, 6, 64), 1.0))))
+    tiling = Tiling(queries=16, keys=32, split=64, concurrent=concurrent, warps=4, stages=2)
+    output = attention(*padded.arguments(), scale=0.125, tiling=tiling)
+    expected = dense_attention(case, 0.125)
+    torch.testing.assert_close(output[:3].double(), expected, rtol=2e-6, atol=2e-6)
+
+
 def test_answers_a_step_without_tokens():
     case = paged_case([(5, 0)], seed=3)
     assert attention(*case.arguments(), scale=0.125).shape == (0, 6, 64)
