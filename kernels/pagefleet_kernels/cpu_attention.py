@@ -123,19 +123,17 @@ def _finish(block: Any, arguments: Any, task: Task, head: int, states: int) -> N
 
 
 @device
-def _attend_chunk(
-    block: Any, arguments: Any, task: Task, head: Head, room: Room, packed: bool
-) -> None:
+def _attend_chunk(block: Any, arguments: Any, task: Task, head: Head, room: Room) -> None:
     """Some tokens of a row over all that they see, for one head."""
     _load_queries(block, arguments, task, head.number, room)
     for tile in range(task.first_tile, task.last_tile):
         keys = _find_keys(block, arguments, task, tile, room.offsets)
-        if packed:
+        if block.packed:
             for key in range(0, keys, 16):
                 panel = room.panel + key * block.row_bytes
                 pack(block, room.offsets + key * 8, head.keys, panel)
         for query in range(0, task.tokens * arguments.group, block.queries):
-            attend_block(block, arguments, task, head, room, tile, query, packed)
+            attend_block(block, arguments, task, head, room, tile, query)
     _finish(block, arguments, task, head.number, room.states)
 
 
@@ -162,7 +160,7 @@ def _attend_token(
             ahead = arguments.keys if following.tokens else 0
             head = _head(block, arguments, number, ahead, room.ahead_offsets)
         for query in range(0, arguments.group, block.queries):
-            attend_block(block, arguments, task, head, own, tile, query, False)
+            attend_block(block, arguments, task, head, own, tile, query)
 
 
 @device
@@ -246,9 +244,9 @@ def _run(narrow: Any, wide: Any, arguments: Any) -> None:
         else:
             head = _head(narrow, arguments, cursor.part, 0, 0)
             if task.tokens * arguments.group < _PACKED_FROM:
-                _attend_chunk(narrow, arguments, task, head, room, False)
+                _attend_chunk(narrow, arguments, task, head, room)
             else:
-                _attend_chunk(wide, arguments, task, head, room, True)
+                _attend_chunk(wide, arguments, task, head, room)
         cursor = following
 
 
@@ -268,7 +266,7 @@ def _shape(dtype: torch.dtype, head_size: int, query_heads: int, heads: int) -> 
     """Compiles the kernel for a shape, or finds it in the cache."""
     group = query_heads // heads
     narrow = Block(FORMATS[dtype], head_size, -(-group // -(-group // 4)))
-    wide = Block(FORMATS[dtype], head_size, 6)
+    wide = Block(FORMATS[dtype], head_size, 6, packed=True)
 
     def attention_kernel(pointer: Any) -> None:
         _run(narrow, wide, carray(pointer, 1)[0])

@@ -200,16 +200,14 @@ def _weigh_block(
 
 
 @device
-def _block_scores(
-    block: Any, head: Head, room: Room, query: int, begin: int, end: int, packed: bool
-) -> None:
+def _block_scores(block: Any, head: Head, room: Room, query: int, begin: int, end: int) -> None:
     """Scores of a block of queries with the keys `begin` .. `end` - 1, in whole sixteens. Where
     keys are read as they lie, their values are sent for.
     """
     queries = room.queries + query * block.row_bytes
     for key in range(begin // 16 * 16, end, 16):
         output, offsets = room.weights + key * 4, room.offsets + key * 8
-        if packed:
+        if block.packed:
             packed_scores(block, queries, room.panel + key * block.row_bytes, output)
         else:
             prefetch(block, offsets, head.values)
@@ -225,14 +223,13 @@ def attend_block(
     room: Room,
     tile: int,
     query: int,
-    packed: bool,
 ) -> None:
     """One tile for the block of queries from `query` on, merged into their states."""
     begin = _visible(arguments, task, tile, query)[0]
     end = _visible(arguments, task, tile, query + block.queries - 1)[1]
     if begin >= end:
         return
-    _block_scores(block, head, room, query, begin, end, packed)
+    _block_scores(block, head, room, query, begin, end)
     for index in range(block.queries):
         low, high = _visible(arguments, task, tile, query + index)
         if low < high:

@@ -23,7 +23,9 @@ from numba.core.datamodel import models
 from numba.core.imputils import lower_constant
 from numba.extending import overload_attribute, register_model, typeof_impl
 
-device: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(error_model="numpy")
+device: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(
+    error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
+)
 """Compiles a function for use inside of kernels."""
 
 intrinsic: Callable[[Callable[..., Any]], Any] = numba.extending.intrinsic

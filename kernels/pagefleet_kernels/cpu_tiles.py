@@ -68,6 +68,8 @@ class Block:
     format: Format
     head_size: int
     queries: int
+    packed: bool = False
+    """Whether scores come from panels."""
 
     @property
     def chunks(self) -> int:
@@ -98,7 +100,7 @@ class Block:
 constant_in_kernels(Block)
 
 
-for _name in ("queries", "head_bytes", "row_bytes", "state_bytes", "single"):
+for _name in ("queries", "head_bytes", "row_bytes", "state_bytes", "single", "packed"):
     attribute_in_kernels(_name)
 
 
