@@ -30,7 +30,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def median_seconds(work: Callable[[], object], repeats: int, calls: int = 1) -> float:
-    """Median wall time of a call in `repeats` runs of `calls`, after one call that does not count."""
+    """Median wall time of a call in `repeats` runs of `calls`, after one that does not count."""
     work()
     seconds = []
     for _ in range(repeats):
