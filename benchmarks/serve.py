@@ -21,8 +21,8 @@ import msgspec
 from benchmarks.loadgen.bench import Bench, Point
 from benchmarks.loadgen.lengths import WORKLOADS, Recorded
 from benchmarks.loadgen.load import Concurrency, Load, PoissonRate
+from benchmarks.loadgen.recording import Server
 from benchmarks.loadgen.report import failures, table
-from benchmarks.loadgen.stream import Server
 from benchmarks.loadgen.workload import Workload
 
 _T = TypeVar("_T")

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time
 
-from benchmarks.loadgen.load import Failed, Load, Outcome, attempt
+from benchmarks.loadgen.answer import Failed, Outcome, understand
+from benchmarks.loadgen.load import Load
 from benchmarks.loadgen.metrics import Summary, summarize
-from benchmarks.loadgen.stream import Server
+from benchmarks.loadgen.recording import Recording, Server, record
 from benchmarks.loadgen.workload import Request, Workload
 
 
@@ -44,46 +45,32 @@ class Bench:
         label = f"{load}, seed {seed}"
         warmup = self.workload.requests(self.warmup, seed, f"warm-up of {load}")
         requests = self.workload.requests(self.requests, seed, str(load))
-        warmup_outcomes = await self._offer(load, warmup, f"{label}, warm-up")
+        warmed = await self._offer(load, warmup, f"{label}, warm-up")
         wall, cpu = perf_counter(), process_time()
-        outcomes = await self._offer(load, requests, label)
+        recordings = await self._offer(load, requests, label)
         busy = (process_time() - cpu) / (perf_counter() - wall)
-        return Point(str(load), seed, summarize(outcomes), busy, warmup_outcomes, outcomes)
+        outcomes = [understand(recording) for recording in recordings]
+        return Point(
+            str(load),
+            seed,
+            summarize(outcomes),
+            busy,
+            [understand(each) for each in warmed],
+            outcomes,
+        )
 
-    async def _offer(self, load: Load, requests: Sequence[Request], label: str) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-        progress = Progress(label, len(requests))
+    async def _offer(self, load: Load, requests: Sequence[Request], label: str) -> list[Recording]:
+        recordings: list[Recording] = []
+
+        def show_progress(end: str = "") -> None:
+            line = f"\r{label}: {len(recordings)} of {len(requests)} done"
+            print(line, end=end, file=sys.stderr, flush=True)
 
         async def send(request: Request, due: float) -> None:
-            outcome = await attempt(self.server, request, due, self.timeout)
-            outcomes.append(outcome)
-            progress.add(outcome)
+            recordings.append(await record(self.server, request, due, self.timeout))
+            show_progress()
 
+        show_progress()
         await load.offer(requests, send, random.Random(label))
-        progress.end()
-        return outcomes
-
-
-class Progress:
-    """A line on standard error that counts outcomes."""
-
-    def __init__(self, label: str, total: int) -> None:
-        self._label = label
-        self._total = total
-        self._done = 0
-        self._failed = 0
-        self._write()
-
-    def add(self, outcome: Outcome) -> None:
-        """Count an outcome."""
-        self._done += 1
-        self._failed += isinstance(outcome, Failed)
-        self._write()
-
-    def end(self) -> None:
-        """Leave the line as it is."""
-        print(file=sys.stderr)
-
-    def _write(self) -> None:
-        line = f"\r{self._label}: {self._done} of {self._total} done, {self._failed} failed"
-        print(line, end="", file=sys.stderr, flush=True)
+        show_progress("\n")
+        return recordings

@@ -15,23 +15,10 @@ from itertools import accumulate
 from time import perf_counter
 from typing import Protocol
 
-from benchmarks.loadgen.stream import Completed, Server, StreamError, complete
 from benchmarks.loadgen.workload import Request
 
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A request without a whole answer; times are `perf_counter` seconds."""
-
-    due: float
-    done: float
-    kind: str
-    message: str
-
-
-Outcome = Completed | Failed
 Send = Callable[[Request, float], Awaitable[None]]
-"""Sends a request that is due at a time, and keeps its outcome; it never raises."""
+"""Sends a request that is due at a time and waits for its end, whatever that is."""
 
 
 class Load(Protocol):
@@ -88,17 +75,3 @@ class PoissonRate:
 
 async def _once(request: Request, due: float, send: Send) -> None:
     await send(request, due)
-
-
-async def attempt(server: Server, request: Request, due: float, patience: float) -> Outcome:
-    """Send a request and tell what became of it within `patience` seconds."""
-    try:
-        async with asyncio.timeout(patience):
-            return await complete(server, request, due)
-    except StreamError as error:
-        kind, message = error.kind, str(error)
-    except TimeoutError:
-        kind, message = "timeout", f"no whole answer within {patience:g} s"
-    except OSError as error:
-        kind, message = "connection", str(error)
-    return Failed(due, perf_counter(), kind, message)

@@ -28,8 +28,7 @@ from itertools import pairwise
 from math import nan
 from statistics import fmean
 
-from benchmarks.loadgen.load import Failed, Outcome
-from benchmarks.loadgen.stream import Completed
+from benchmarks.loadgen.answer import Completed, Failed, Outcome
 
 
 @dataclass(frozen=True, slots=True)

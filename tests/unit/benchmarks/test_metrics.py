@@ -3,9 +3,8 @@ from math import isnan
 from statistics import quantiles
 
 import pytest
-from benchmarks.loadgen.load import Failed
+from benchmarks.loadgen.answer import Completed, Failed
 from benchmarks.loadgen.metrics import count_failures, percentile, summarize
-from benchmarks.loadgen.stream import Completed
 
 
 def test_percentiles_are_those_of_the_standard_library():

@@ -1,0 +1,179 @@
+"""What a recorded answer says, and whether it is whole.
+
+An answer counts only if it is whole: status 200, every server-sent event valid JSON without an
+error, a usage that states exactly the tokens asked for, `[DONE]` at the end. All else is `Failed`.
+h11 does the HTTP framing.
+"""
+
+from dataclasses import dataclass, field
+
+import h11
+import msgspec
+from benchmarks.loadgen.recording import Recording
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A whole answer. Times are `perf_counter` seconds; `chunks` are when each piece arrived."""
+
+    due: float
+    chunks: list[float]
+    done: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request without a whole answer; `kind` groups such requests."""
+
+    due: float
+    done: float
+    kind: str
+    message: str
+
+
+Outcome = Completed | Failed
+
+
+class AnswerError(Exception):
+    """An answer is not whole; `kind` groups such answers, the text tells about this one."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def understand(recording: Recording) -> Outcome:
+    """What became of a request."""
+    if recording.failure is not None:
+        return Failed(recording.due, recording.ended, *recording.failure)
+    events, transcript = EventStream(recording.connection), Transcript()
+    try:
+        for now, received in zip(recording.times, recording.reads, strict=True):
+            for payload in events.feed(received):
+                transcript.add(payload, now)
+        events.feed(b"")
+        return transcript.completed(recording.due, recording.request.output_tokens)
+    except AnswerError as error:
+        return Failed(recording.due, recording.ended, error.kind, str(error))
+
+
+class EventStream:
+    """Bytes of an HTTP/1.1 response in, payloads of its server-sent events out.
+
+    `connection` has sent the request. OpenAI's servers put one JSON object on one `data:` line.
+    """
+
+    def __init__(self, connection: h11.Connection) -> None:
+        self._http = connection
+        self._status = 0
+        self._unfinished = b""
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """Take what was received (nothing: the server closed) and give the new payloads.
+
+        Raises:
+            AnswerError: the response is cut off, is no HTTP, or has another status than 200.
+        """
+        payloads: list[bytes] = []
+        try:
+            self._http.receive_data(received)
+            while True:
+                event = self._http.next_event()
+                if isinstance(event, h11.Data):
+                    payloads += self._lines(event.data)
+                elif isinstance(event, h11.Response):
+                    self._status = event.status_code
+                elif isinstance(event, h11.EndOfMessage):
+                    self._check_status()
+                    return payloads
+                else:
+                    return payloads
+        except h11.RemoteProtocolError as error:
+            raise AnswerError("cut off", str(error)) from error
+
+    def _lines(self, data: bytes) -> list[bytes]:
+        if self._status != 200:
+            self._unfinished += data
+            return []
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+
+    def _check_status(self) -> None:
+        if self._status != 200:
+            text = self._unfinished.decode(errors="replace")
+            raise AnswerError(f"HTTP {self._status}", text)
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+    finish_reason: str | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: _Details | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: object = None
+
+
+_decoder = msgspec.json.Decoder(_Chunk)
+
+
+@dataclass(slots=True)
+class Transcript:
+    """The events of one answer so far."""
+
+    chunks: list[float] = field(default_factory=list)
+    usage: _Usage | None = None
+    done: float | None = None
+
+    def add(self, payload: bytes, now: float) -> None:
+        """Note an event's payload that arrived at `now`.
+
+        Raises:
+            AnswerError: it is malformed, or the server's word that it failed.
+        """
+        if payload == b"[DONE]":
+            self.done = now
+            return
+        try:
+            chunk = _decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            text = payload.decode(errors="replace")
+            raise AnswerError("malformed event", f"{error}: {text}") from error
+        if chunk.error is not None:
+            raise AnswerError("error event", payload.decode(errors="replace"))
+        # Some servers end with a chunk that carries only the finish reason: no token came with it.
+        if any(c.text or not c.finish_reason or not self.chunks for c in chunk.choices):
+            self.chunks.append(now)
+        self.usage = chunk.usage or self.usage
+
+    def completed(self, due: float, tokens: int) -> Completed:
+        """The answer to a request that was due at `due` and asked for `tokens` tokens.
+
+        Raises:
+            AnswerError: something is missing, or there are not exactly `tokens` tokens.
+        """
+        if self.done is None:
+            raise AnswerError("no [DONE]", f"the stream ended after {len(self.chunks)} chunks")
+        if self.usage is None:
+            raise AnswerError("no usage", "no event of the stream states the usage")
+        given = self.usage.completion_tokens
+        if given != tokens or not self.chunks:
+            text = f"asked for {tokens} tokens, got {given} in {len(self.chunks)} chunks"
+            raise AnswerError("wrong token count", text)
+        details = self.usage.prompt_tokens_details
+        cached = (details and details.cached_tokens) or 0
+        return Completed(due, self.chunks, self.done, self.usage.prompt_tokens, cached, given)
