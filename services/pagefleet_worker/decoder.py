@@ -28,8 +28,8 @@ class Decoder:
         max_positions: int,
         progress: Callable[[], None],
     ) -> None:
-        self._config = config
-        self._weights = weights
+        self.config = config
+        self.weights = weights
         self._kernels = kernels
         self._progress = progress
         cos_sin = config.rope.table(config.head_dim, max_positions)
@@ -45,12 +45,12 @@ class Decoder:
         Returns:
             [P, hidden size], normed, for `logits`.
         """
-        weights, kernels, eps = self._weights, self._kernels, self._config.norm_eps
+        weights, kernels, eps = self.weights, self._kernels, self.config.norm_eps
         residual = F.embedding(batch.ids, weights.embedding)
         normed = kernels.rms_norm(residual, weights.layers[0].attention_norm, eps)
         next_norms = [layer.attention_norm for layer in weights.layers[1:]] + [weights.norm]
         for layer, next_norm, window, caches in zip(
-            weights.layers, next_norms, self._config.windows, pool, strict=True
+            weights.layers, next_norms, self.config.windows, pool, strict=True
         ):
             attended = self._attention(layer, normed, window, batch, caches)
             normed, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, eps)
@@ -70,13 +70,13 @@ class Decoder:
         Returns:
             float32 [L, vocabulary size].
         """
-        scores = F.linear(hidden[pad_rows(rows)], self._weights.head)
+        scores = F.linear(hidden[pad_rows(rows)], self.weights.head)
         return scores[: len(rows)].float()
 
     def _attention(
         self, layer: LayerWeights, normed: Tensor, window: int, batch: Batch, caches: Tensor
     ) -> Tensor:
-        config, kernels = self._config, self._kernels
+        config, kernels = self.config, self._kernels
         tokens, head_dim = len(batch.slots), config.head_dim
         qkv = F.linear(normed, layer.qkv, layer.qkv_bias)[:tokens].view(tokens, -1, head_dim)
         query, key, value = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], 1)

@@ -1,20 +1,25 @@
 """From a prepared model and a worker's settings to a torch engine that is ready to serve."""
 
+import hashlib
 import logging
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from pagefleet.manifest import Manifest
+from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet_kernels.dispatch import Kernels, select
+from pagefleet_worker.batch import Batch
 from pagefleet_worker.config import DecoderConfig, load_config
 from pagefleet_worker.decoder import Decoder
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.pools import choose_size, make_pool
+from pagefleet_worker.slots import Row, Slot
 from pagefleet_worker.weights import load_weights
 
 _log = logging.getLogger(__name__)
@@ -53,7 +58,9 @@ def load_engine(
 
     weights = load_weights(manifest.weights, config, dtype, device, advance)
     decoder = Decoder(config, weights, kernels, length, progress)
-    size = choose_size(config, settings, dtype, device, lambda: None)
+    size = choose_size(
+        config, settings, dtype, device, lambda: run_full_step(decoder, settings, length)
+    )
     _log.info("%s", size)
     pool = make_pool(config, size.blocks, settings.block_size, dtype, device)
     facts = EngineFacts(
@@ -69,9 +76,35 @@ def load_engine(
     return TorchEngine(facts, decoder, kernels, pool, settle_at_once=device.type == "cpu")
 
 
+@torch.inference_mode()
+def run_full_step(decoder: Decoder, settings: WorkerSettings, length: int) -> None:
+    """Compute the largest step there can be, on a small pool of its own.
+
+    It has as many tokens as a step may have, in rows of at most `length` that all share one table,
+    and logits for as many sequences as may run.
+    """
+    tokens, block_size = settings.max_num_batched_tokens, settings.block_size
+    longest = min(tokens, length)
+    embedding = decoder.weights.embedding
+    blocks = -(-longest // block_size)
+    pool = make_pool(decoder.config, blocks, block_size, embedding.dtype, embedding.device)
+    slot = Slot(SamplingParams(max_tokens=0, seed=0), longest, array("i"), [0], b"")
+    slot.table.extend(range(blocks))
+    zeros = array("i", [0]) * longest
+    rows = [
+        Row(number, slot, 0, zeros[: tokens - start], 0)
+        for number, start in enumerate(range(0, tokens, longest))
+    ]
+    hidden = decoder.hidden(Batch.of(rows, block_size, embedding.device), pool)
+    sampled = min(settings.max_num_seqs, tokens)
+    decoder.logits(hidden, torch.arange(sampled, device=embedding.device))
+
+
 def _choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ModelError(f"There is no device {name!r}; --device is auto, cpu or cuda.")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("There is no CUDA device that torch can use; try --device cpu.")
@@ -98,10 +131,17 @@ def _choose_length(wanted: int | None, possible: int) -> int:
 def _numerics_class(
     kernels: Kernels, dtype: torch.dtype, device: torch.device, block_size: int
 ) -> str:
-    """What decides every bit of a stream beside the model (the number of threads does not)."""
+    """What decides every bit of a stream beside the model; the number of threads does not.
+
+    oneDNN chooses its code by a CPU's instructions and cuts matrices by the size of its caches.
+    """
     if device.type == "cpu":
-        unit = torch.backends.cpu.get_cpu_capability()
+        traits = torch.cpu.get_capabilities().items()
+        decisive = sorted((key, value) for key, value in traits if not key.startswith("num_"))
+        unit = hashlib.sha256(repr(decisive).encode()).hexdigest()[:12]
     else:
         unit = torch.cuda.get_device_name(device)
     name = str(dtype).removeprefix("torch.")
-    return f"{kernels.name} torch-{torch.__version__} {unit} {name} block-{block_size}"
+    return (
+        f"{kernels.name} torch-{torch.__version__} {device.type}-{unit} {name} block-{block_size}"
+    )

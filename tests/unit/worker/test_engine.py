@@ -16,7 +16,7 @@ from pagefleet.settings import WorkerSettings
 from pagefleet.wire import Logprobs, Plan, pack_ints, unpack_floats, unpack_ints
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import PlanError
-from pagefleet_worker.loading import load_engine
+from pagefleet_worker.loading import load_engine, run_full_step
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
 
@@ -235,6 +235,20 @@ def test_facts(prepared_model: Prepared) -> None:
     assert longer.max_model_len == 300
     other = load_engine(folder, replace(SETTINGS, dtype="bfloat16"), lambda: None).facts
     assert other.numerics != facts.numerics
+
+
+@pytest.mark.parametrize("length", [512, 100])
+def test_the_largest_step_can_be_computed(length: int, prepared_model: Prepared) -> None:
+    layers: list[None] = []
+    engine = load_engine(prepared_model("mistral"), SETTINGS, lambda: layers.append(None))
+    layers.clear()
+    run_full_step(engine.decoder, SETTINGS, length)
+    assert len(layers) == 3
+
+
+def test_a_device_that_is_not_there(prepared_model: Prepared) -> None:
+    with pytest.raises(ModelError, match="no device 'tpu'"):
+        load_engine(prepared_model("llama"), replace(SETTINGS, device="tpu"), lambda: None)
 
 
 def test_a_length_that_the_model_does_not_have(prepared_model: Prepared) -> None:
