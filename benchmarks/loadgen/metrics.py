@@ -15,6 +15,8 @@ ITL
 normalized latency
     The mean over answers of the seconds from due to `[DONE]` divided by output tokens: the metric
     of the PagedAttention paper (Kwon et al., SOSP 2023, section 6.1).
+tokens per chunk
+    Output tokens divided by chunks.
 cached share
     Prompt tokens that the server says it had in its prefix cache, of all prompt tokens.
 

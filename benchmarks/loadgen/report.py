@@ -1,6 +1,7 @@
 """Points of a benchmark as a table in Markdown."""
 
 from collections.abc import Sequence
+from textwrap import shorten
 
 from benchmarks.loadgen.bench import Point
 from benchmarks.loadgen.metrics import count_failures
@@ -26,7 +27,8 @@ def table(points: Sequence[Point]) -> str:
 def failures(points: Sequence[Point]) -> str:
     """A line for each kind of failure of a point, with one of its messages."""
     return "".join(
-        f"{point.load}, seed {point.seed}{phase}: {count} x {kind}, for example: {message}\n"
+        f"{point.load}, seed {point.seed}{phase}: {count} x {kind}, for example: "
+        f"{shorten(message, 200)}\n"
         for point in points
         for phase, outcomes in ((", warm-up", point.warmup), ("", point.outcomes))
         for kind, count, message in count_failures(outcomes)
