@@ -57,6 +57,9 @@ GATEWAY_LEASE = 2.0
 REPEAT_AFTER = 1.0
 """Seconds after which a plan that an idle worker has not answered is sent once more."""
 
+REVIEW = 1.0
+"""Seconds between two looks at requests that nobody may be able to take."""
+
 STALL = 2.0
 """Seconds of open requests and no result after which the cell counts as stalled."""
 
@@ -118,6 +121,7 @@ class Scheduler:
         self._arrivals = 0
         self._progressed = 0.0
         self._had_worker = 0.0
+        self._review_due = 0.0
         self._now = 0.0
 
     def __repr__(self) -> str:
@@ -269,12 +273,18 @@ class Scheduler:
         self.requests.begin(request, submit.choices)
         if full and submit.attempt <= 1:
             self.requests.refuse(request, Reason.OVERLOADED, "Too many requests wait already.")
-        elif any(map(self.placement.fits_nowhere, request.sequences.values())):
-            text = (
-                f"The prompt of {len(request.prompt)} tokens and {request.params.max_tokens} "
-                f"tokens to generate are more than the {self._longest} that a worker can hold."
-            )
-            self.requests.refuse(request, Reason.TOO_LONG, text, "max_tokens")
+        elif self._fits_nowhere(request):
+            self._refuse_as_too_long(request)
+
+    def _fits_nowhere(self, request: Request) -> bool:
+        return any(map(self.placement.fits_nowhere, request.sequences.values()))
+
+    def _refuse_as_too_long(self, request: Request) -> None:
+        text = (
+            f"The prompt of {len(request.prompt)} tokens and {request.params.max_tokens} tokens "
+            f"to generate are more than the {self._longest} that a worker can hold."
+        )
+        self.requests.refuse(request, Reason.TOO_LONG, text, "max_tokens")
 
     def _abort(self, abort: Abort) -> None:
         request = self.requests.get(abort.request)
@@ -370,14 +380,18 @@ class Scheduler:
         for peer, heard in list(self._gateways.items()):
             if self._now - heard > GATEWAY_LEASE:
                 self._lose(peer)
-        if not self._workers:
-            self._refuse_after_waiting()
+        if self._now >= self._review_due:
+            self._review_due = self._now + REVIEW
+            for request in self.requests:
+                if self._now - max(request.arrived, self._had_worker) > self.worker_wait:
+                    self._refuse_if_nobody_takes(request)
 
-    def _refuse_after_waiting(self) -> None:
-        for request in self.requests:
-            if self._now - max(request.arrived, self._had_worker) > self.worker_wait:
-                text = f"No worker has joined for {self.worker_wait:.0f} seconds."
-                self.requests.refuse(request, Reason.NO_WORKER, text)
+    def _refuse_if_nobody_takes(self, request: Request) -> None:
+        if not self._workers:
+            text = f"No worker has joined for {self.worker_wait:.0f} seconds."
+            self.requests.refuse(request, Reason.NO_WORKER, text)
+        elif self._fits_nowhere(request):
+            self._refuse_as_too_long(request)
 
     def _order_steps(self) -> None:
         for peer, worker in self._workers.items():

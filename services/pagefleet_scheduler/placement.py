@@ -53,14 +53,40 @@ class Placement:
             self.wait(sequence)
 
     def admit(self) -> None:
-        """Let sequences begin to run, oldest first, until one finds no worker with room."""
+        """Let sequences begin to run, oldest first, until one finds no worker with room.
+
+        One that no worker could ever hold keeps nobody waiting. Beams of one search may be partly
+        here and partly in the queue, so that those here hold blocks and do nothing; lest all wait
+        for each other, a beam takes what it needs from any later sequence, and every sequence
+        from later beams that do nothing.
+        """
         for planner in self.planners:
             planner.pool.settle()
-        while self.waiting and self.waiting[0].ahead == 0:
-            chosen = router.choose(self.waiting[0], self.planners)
-            if chosen is None:
+        for sequence in tuple(self.waiting):
+            if self.fits_nowhere(sequence):
+                continue
+            if sequence.flying or not self._admit(sequence):
                 break
-            chosen.admit(self.waiting.pop(0))
+
+    def _admit(self, sequence: Sequence) -> bool:
+        while (chosen := router.choose(sequence, self.planners)) is None:
+            if not self._preempt_for(sequence):
+                return False
+        self.waiting.remove(sequence)
+        chosen.admit(sequence)
+        return True
+
+    def _preempt_for(self, sequence: Sequence) -> bool:
+        for planner in self.planners:
+            for victim in reversed(planner.running):
+                if victim.order < sequence.order or victim.request is sequence.request:
+                    break
+                if sequence.request.search is not None or victim.idles:
+                    for each in planner.preempt(victim):
+                        self.wait(each)
+                    planner.pool.settle()
+                    return True
+        return False
 
     def plan(self, planner: Planner) -> Plan | None:
         """A worker's next step, if there is one to order now; what it preempts waits."""

@@ -165,7 +165,10 @@ class Planner:
         return len(self._match(sequence)[0]) * self.pool.block_size
 
     def admit(self, sequence: Sequence) -> None:
-        """Let a sequence run that `can_admit` took: give it a slot and blocks."""
+        """Let a sequence run that `can_admit` took: give it a slot and blocks.
+
+        A beam's candidates are computed again with its keys: a fork shares computed blocks only.
+        """
         hits, history = self._match(sequence)
         for block in hits:
             self.pool.share(block)
@@ -175,6 +178,7 @@ class Planner:
         sequence.history = history
         sequence.ordered = sequence.computed = len(hits) * self.pool.block_size
         sequence.slot = self._free_slots.pop()
+        sequence.candidates = None
         self.prefix_queries += len(sequence.tokens)
         self.prefix_hits += sequence.computed
         if sequence.run == 0:
@@ -294,7 +298,7 @@ class Planner:
             victim = self.running[-1]
             if victim is sequence or (victim.request is sequence.request and victim.request.search):
                 return False
-            preempted += self._preempt(victim)
+            preempted += self.preempt(victim)
         if copied:
             source, target = sequence.table[first], self.pool.allocate()
             draft.copies += (source, target)
@@ -306,7 +310,7 @@ class Planner:
         sequence.append_blocks([self.pool.allocate() for _ in range(missing)])
         return True
 
-    def _preempt(self, victim: Sequence) -> list[Sequence]:
+    def preempt(self, victim: Sequence) -> list[Sequence]:
         """Take back all that a sequence has; the beams of one search go together."""
         gang = [victim]
         if victim.request.search is not None:
@@ -340,6 +344,7 @@ class Planner:
         draft.planned.append(PlannedRow(sequence, sequence.run, end, samples, ahead))
         sequence.ordered = end
         sequence.ahead += ahead
+        sequence.flying += 1
 
     def _open(self, sequence: Sequence) -> Open:
         prompt = sequence.request.prompt
@@ -374,6 +379,7 @@ class Planner:
             sequence, first = row.sequence, at
             at += row.samples
             sequence.ahead -= row.ahead
+            sequence.flying -= 1
             if sequence.finish is not None:
                 continue
             if number in errors:
@@ -407,7 +413,7 @@ class Planner:
         """The worker is lost: give back all that ran here, as having to start again."""
         for flight in self.flights:
             for row in flight.rows:
-                row.sequence.ahead = 0
+                row.sequence.ahead = row.sequence.flying = 0
         self.flights.clear()
         lost, self.running = self.running, []
         for sequence in lost:

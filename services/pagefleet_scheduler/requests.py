@@ -43,15 +43,16 @@ class Requests:
     def begin(self, request: Request, choices: list[ChoiceState]) -> None:
         """Take a request in, with what its gateway has received of it already."""
         self._open[request.id] = request
-        unfinished = [choice for choice in choices if not choice.finished]
         if request.params.beam_width:
-            self._begin_search(request, unfinished)
+            self._begin_search(request, choices)
         else:
-            self._begin_choices(request, unfinished)
+            self._begin_choices(request, [choice for choice in choices if not choice.finished])
         self._end_if_finished(request)
 
     def _begin_search(self, request: Request, choices: list[ChoiceState]) -> None:
-        request.answers = [choice.index for choice in choices]
+        request.answers = {
+            choice.index: rank for rank, choice in enumerate(choices) if not choice.finished
+        }
         if request.answers:
             request.search = BeamSearch(request.params)
             request.sequences[0] = Sequence(request, [0], request.prompt[:])
@@ -94,7 +95,8 @@ class Requests:
     def abort(self, request: Request, choices: list[int]) -> None:
         """End these choices, or all if none is named; a search goes on until none is wanted."""
         if request.search is not None:
-            request.answers = [each for each in request.answers if choices and each not in choices]
+            for choice in choices or list(request.answers):
+                request.answers.pop(choice, None)
             if not request.answers:
                 self.forget(request)
             return
@@ -177,5 +179,5 @@ class Requests:
             self._placement.share(forks)
         decoding.append_continuations(request, going)
         if search.done:
-            for choice, answer in zip(request.answers, search.answers, strict=False):
-                self._outbox.answer(request, choice, answer)
+            for choice, rank in request.answers.items():
+                self._outbox.answer(request, choice, search.answers[rank])

@@ -44,8 +44,8 @@ class Request:
     """Of the other choices, in case the gateway misses their end."""
     search: BeamSearch | None = None
     """A beam search: its sequences are beams, numbered as they come, and answer no choice."""
-    answers: list[int] = field(default_factory=list)
-    """The choices that a beam search is to answer, the best first."""
+    answers: dict[int, int] = field(default_factory=dict)
+    """The choices that a beam search is to answer, each with the rank of its answer."""
     prompt_logprobs_sent: int = 1
     """Position in the prompt up to which its logprobs were sent; the first token has none."""
 
@@ -90,6 +90,8 @@ class Sequence:
     """Outputs that had been sent when its last beat came: by the next it must have them."""
     ahead: int = 0
     """Samples that are ordered and whose values are not back."""
+    flying: int = 0
+    """Rows whose results are not back; until they are, a sequence that waits is not let in."""
     ordered: int = 0
     computed: int = 0
     run: int = 0
@@ -156,6 +158,11 @@ class Sequence:
     def waits_for_others(self) -> bool:
         """Whether its next token is known only once the scheduler has seen the result."""
         return len(self.choices) > 1 or self.request.search is not None
+
+    @property
+    def idles(self) -> bool:
+        """Whether it is a beam that waits for other beams."""
+        return self.request.search is not None and not self.flying and self.pending == 0
 
     def samples_at(self, end: int) -> bool:
         """Whether a row that ends before position `end` gives a new token."""

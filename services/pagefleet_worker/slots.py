@@ -151,10 +151,13 @@ class Slots:
     def record(self, row: Row, tokens: Sequence[int]) -> None:
         """Append what was sampled for a row at its last position to the slot's history.
 
-        Samples of a slot with several choices are not its history: the scheduler forks it.
+        Samples of a slot with several choices, or of a beam, are not its history: the scheduler
+        forks it, and says how each fork goes on.
         """
-        if len(row.slot.choices) == 1 and len(row.slot.tokens) == row.end:
-            row.slot.tokens.append(tokens[-1])
+        slot = row.slot
+        goes_on = len(slot.choices) == 1 and not slot.params.beam_width
+        if goes_on and len(slot.tokens) == row.end:
+            slot.tokens.append(tokens[-1])
 
     def check(self) -> None:
         """Assert the invariants: checksums are those of the tables, and all blocks exist."""

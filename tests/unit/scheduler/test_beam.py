@@ -94,7 +94,7 @@ def test_equal_to_transformers(
     ):
         assert tokens == sequence[len(prompt) : len(prompt) + len(tokens)]
         assert set(sequence[len(prompt) + len(tokens) :]) <= {FILL}
-        assert score == pytest.approx(wanted, abs=1e-4)
+        assert score == pytest.approx(wanted, rel=1e-4, abs=1e-4)
         assert (finish == Finish.STOP) == (tokens[-1] in ends)
 
 

@@ -150,6 +150,19 @@ def test_what_can_never_fit_is_refused_at_once(cell: Cell) -> None:
     assert not cell.scheduler.requests
 
 
+def test_what_no_worker_can_hold_keeps_nobody_waiting(cell: Cell) -> None:
+    cell.submit("long", prompt=40)
+    cell.submit("short", prompt=6)
+    epoch = cell.join(blocks=4)
+    assert len(unpack_ints(cell.plans()[0].tokens)) == 6
+    for _ in range(160):
+        cell.now += 0.2
+        cell.tell(b"w", WorkerBeat(epoch, int(cell.now * 10), True))
+        cell.tell(b"g", GatewayBeat([]))
+    rejected = [m for _, m in cell.sent if isinstance(m, Rejected)]
+    assert [(m.request, m.reason) for m in rejected] == [("long", Reason.TOO_LONG)]
+
+
 def test_the_queue_is_bounded() -> None:
     cell = Cell(Scheduler(EPOCH, check=True, max_queued=2))
     for number in range(2):
