@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+
 from benchmarks.loadgen.bench import Bench, Point
 from benchmarks.loadgen.lengths import WORKLOADS, Recorded
 from benchmarks.loadgen.load import Concurrency, Load, PoissonRate

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import h11
 import msgspec
+
 from benchmarks.loadgen.recording import Recording
 
 

@@ -11,6 +11,7 @@ from time import perf_counter
 from urllib.parse import urlsplit
 
 import h11
+
 from benchmarks.loadgen.workload import Request
 
 _READ_SIZE = 1 << 16

@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass
 
 import msgspec
+
 from benchmarks.loadgen.lengths import LengthSource
 
 _TEXT = (

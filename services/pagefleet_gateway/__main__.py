@@ -5,17 +5,16 @@ import logging
 import math
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import uvicorn
 
-from pagefleet.manifest import MANIFEST_FILE, ManifestError
+from pagefleet.manifest import ManifestError
 from pagefleet.observe import configure_logging
-from pagefleet.settings import GatewaySettings, parse
+from pagefleet.prepared import prepared_folder
+from pagefleet.settings import GatewaySettings, parse, refuse
 from pagefleet.transport import EndpointError, check_endpoint
 from pagefleet_gateway.app import build_app, build_gateway
 from pagefleet_gateway.guard import HEADER_BYTES, IDLE_SECONDS, GuardedProtocol
@@ -72,24 +71,12 @@ def main() -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         check_endpoint(settings.gateway_endpoint)
-        model = ServedModel.load(_prepared(settings.model), settings.served_model_name)
+        model = ServedModel.load(prepared_folder(settings.model), settings.served_model_name)
         listener = listen(settings)
     except (EndpointError, ManifestError, VocabularyError, ChatTemplateError, OSError) as error:
-        sys.exit(f"pagefleet gateway: {error}")
+        refuse("pagefleet gateway", error)
     _LOG.info("Serving %s at %s.", model.name, _address(listener))
     Server(build_gateway(settings, model)).run(sockets=[listener])
-
-
-def _prepared(model: str) -> Path:
-    """The folder of a prepared model; a reference is prepared by the worker's program first."""
-    folder = Path(model)
-    if (folder / MANIFEST_FILE).exists():
-        return folder
-    command = [sys.executable, "-m", "pagefleet_worker.prepare", model]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"pagefleet gateway: the model {model!r} could not be prepared.")
-    return Path(done.stdout.strip().splitlines()[-1])
 
 
 def listen(settings: GatewaySettings) -> socket.socket:

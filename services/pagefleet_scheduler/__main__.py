@@ -3,7 +3,7 @@
 import sys
 
 from pagefleet.observe import configure_logging
-from pagefleet.settings import SchedulerSettings, parse
+from pagefleet.settings import SchedulerSettings, parse, refuse
 from pagefleet.transport import EndpointError
 from pagefleet_scheduler.server import Server
 
@@ -15,7 +15,7 @@ def main() -> None:
     try:
         server = Server(settings)
     except EndpointError as error:
-        sys.exit(f"pagefleet scheduler: {error}")
+        refuse("pagefleet scheduler", error)
     server.run()
 
 

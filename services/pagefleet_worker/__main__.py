@@ -2,15 +2,15 @@
 
 import logging
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pagefleet.manifest import MANIFEST_FILE, Manifest, ManifestError
+from pagefleet.manifest import Manifest, ManifestError
 from pagefleet.observe import configure_logging
-from pagefleet.settings import WorkerSettings, parse
+from pagefleet.prepared import prepared_folder
+from pagefleet.settings import WorkerSettings, parse, refuse
 from pagefleet.transport import EndpointError
 from pagefleet_worker.interface import Engine
 from pagefleet_worker.server import Progress, Server
@@ -27,20 +27,9 @@ def main() -> None:
         engine = build_engine(settings, prepared_folder(settings.model), progress)
         server = Server(settings.worker_endpoint, engine, progress)
     except (EndpointError, ManifestError, ValueError, OSError) as error:
-        sys.exit(f"pagefleet worker: {error}")
+        refuse("pagefleet worker", error)
     log.info("%s engine ready after %.1f s", settings.engine, time.monotonic() - began)
     server.run()
-
-
-def prepared_folder(model: str) -> Path:
-    """The prepared folder that `model` is, or is turned into."""
-    if (Path(model) / MANIFEST_FILE).exists():
-        return Path(model)
-    prepare = [sys.executable, "-m", "pagefleet_worker.prepare", model]
-    done = subprocess.run(prepare, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.returncode)
-    return Path(done.stdout.splitlines()[-1])
 
 
 def build_engine(settings: WorkerSettings, folder: Path, progress: Callable[[], None]) -> Engine:

@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import os
 import re
+import sys
 import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -174,6 +175,16 @@ def parse(
             except (ValueError, argparse.ArgumentTypeError) as error:
                 parser.error(f"environment variable {variable}: {error}")
     return cls(**vars(parser.parse_args(argv)))
+
+
+def refuse(prog: str, error: object) -> NoReturn:
+    """End the program because of what it was told; its supervisor does not start it again.
+
+    Raises:
+        SystemExit: with status 2, as for a malformed flag.
+    """
+    print(f"{prog}: {error}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def flags(settings: ServeSettings, cls: type[Any]) -> list[str]:

@@ -12,11 +12,10 @@ only Unix sockets and loopback addresses are taken.
 
 import os
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import zmq
-import zmq.asyncio
 
 MAX_FRAME_BYTES = 64 * 2**20
 """A larger message closes the connection it came on."""
@@ -27,7 +26,7 @@ QUEUE_LENGTH = 10_000
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 300, 900
 _MAX_IPC_PATH = 107
 
-_Socket = TypeVar("_Socket", bound="zmq.Socket[bytes] | zmq.asyncio.Socket")
+_Socket: TypeAlias = "zmq.Socket[bytes]"
 
 
 class EndpointError(Exception):
@@ -102,7 +101,7 @@ class Hub:
 
 
 class Peer:
-    """A worker's end. It connects, and connects again, by itself.
+    """A gateway's or a worker's end. It connects, and connects again, by itself.
 
     Raises:
         EndpointError: the endpoint is refused.
@@ -124,34 +123,6 @@ class Peer:
         """Hand a frame to the queue; False if there is no connection or the queue is full."""
         try:
             self.socket.send(frame, zmq.DONTWAIT)
-        except zmq.Again:
-            return False
-        return True
-
-    def close(self) -> None:
-        """Close at once; what is still queued is lost."""
-        self.socket.close()
-
-
-class AsyncPeer:
-    """A gateway's end, for asyncio.
-
-    Raises:
-        EndpointError: the endpoint is refused.
-    """
-
-    def __init__(self, endpoint: str, context: zmq.asyncio.Context) -> None:
-        self.socket = _connect(context.socket(zmq.DEALER), endpoint)
-
-    async def receive(self) -> bytes:
-        """The next frame."""
-        frame: bytes = await self.socket.recv()
-        return frame
-
-    def send(self, frame: bytes) -> bool:
-        """Hand a frame to the queue; False if there is no connection or the queue is full."""
-        try:
-            zmq.Socket.send(self.socket, frame, zmq.DONTWAIT)
         except zmq.Again:
             return False
         return True

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from tests.unit.launcher.conftest import is_alive, wait_until
 
 COMMAND = [str(Path(sys.executable).parent / "pagefleet"), "serve", "--model=echo", "--engine=echo"]

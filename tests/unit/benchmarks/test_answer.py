@@ -3,10 +3,11 @@ from itertools import pairwise
 
 import h11
 import pytest
-from benchmarks.loadgen.answer import AnswerError, EventStream
-from benchmarks.loadgen.recording import Server
 from hypothesis import given
 from hypothesis import strategies as st
+
+from benchmarks.loadgen.answer import AnswerError, EventStream
+from benchmarks.loadgen.recording import Server
 
 PAYLOADS = [json.dumps({"choices": [{"text": text}]}).encode() for text in (" a", "\n\n", "é")]
 BODY = b": keep-alive\n\n" + b"".join(b"id: 1\r\ndata: %s\r\n\r\n" % each for each in PAYLOADS)

@@ -3,6 +3,7 @@ from math import isnan
 from statistics import quantiles
 
 import pytest
+
 from benchmarks.loadgen.answer import Completed, Failed
 from benchmarks.loadgen.metrics import count_failures, percentile, summarize
 

@@ -4,6 +4,7 @@ from itertools import pairwise
 from math import ceil
 
 import pytest
+
 from benchmarks.serve import main
 from tests.unit.benchmarks.scripted import CACHED, ScriptedServer
 

@@ -4,6 +4,7 @@ import random
 from statistics import fmean
 
 import pytest
+
 from benchmarks.loadgen.lengths import WORKLOADS, Lengths, Recorded
 from benchmarks.loadgen.load import PoissonRate
 from benchmarks.loadgen.workload import Workload

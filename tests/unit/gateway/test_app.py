@@ -17,12 +17,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.unit.gateway.fake_scheduler import FakeScheduler, expected_token
 
 from pagefleet.settings import GatewaySettings
 from pagefleet.wire import Reason
 from pagefleet_gateway.__main__ import listen
 from pagefleet_worker.prepare import prepare
+from tests.unit.gateway.fake_scheduler import FakeScheduler, expected_token
 
 ENOUGH = 10**3
 

@@ -4,11 +4,11 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.gateway.conftest import BACKENDS, SPECIAL_TOKENS
 
 from pagefleet_gateway.chat_prompt import ChatPrompts
 from pagefleet_gateway.template import ChatTemplate
 from pagefleet_gateway.tokenizer import PromptError, Tokenizer
+from tests.unit.gateway.conftest import BACKENDS, SPECIAL_TOKENS
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n"

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.gateway.fake_scheduler import FakeScheduler, expected_token
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import (
@@ -19,6 +18,7 @@ from pagefleet.wire import (
     unpack_ints,
 )
 from pagefleet_gateway.client import ClientGone, Mailbox, SchedulerClient
+from tests.unit.gateway.fake_scheduler import FakeScheduler, expected_token
 
 PROMPT = [3, 1, 4, 1, 5]
 

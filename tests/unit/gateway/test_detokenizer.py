@@ -4,12 +4,12 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.gateway.conftest import BACKENDS
 from tokenizers import Tokenizer
 
 from pagefleet_gateway.detokenizer import MAX_HELD_BYTES, Detokenizer
 from pagefleet_gateway.tokenizer import Tokenizer as GatewayTokenizer
 from pagefleet_gateway.vocabulary import Vocabulary
+from tests.unit.gateway.conftest import BACKENDS
 
 TOKENIZERS = {name: make() for name, make in BACKENDS.items()}
 VOCABULARIES = {name: Vocabulary(tokenizer) for name, tokenizer in TOKENIZERS.items()}

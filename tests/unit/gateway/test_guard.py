@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import uvicorn
-from tests.unit.gateway.served import echo_model
 
 from pagefleet.settings import GatewaySettings
 from pagefleet_gateway.app import build_gateway
@@ -16,6 +15,7 @@ from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.generation import understand_completion
 from pagefleet_gateway.guard import GuardedProtocol, read_body
 from pagefleet_gateway.serving import GenerationRoute
+from tests.unit.gateway.served import echo_model
 
 
 class Hasty(GuardedProtocol):

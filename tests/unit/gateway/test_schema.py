@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.gateway.served import echo_model
 
 from pagefleet.wire import unpack_ints
 from pagefleet_gateway.errors import ApiError
@@ -26,6 +25,7 @@ from pagefleet_gateway.schema import (
     CompletionBody,
     parse,
 )
+from tests.unit.gateway.served import echo_model
 
 LIMITS = Limits(max_model_len=100)
 HELLO = [{"role": "user", "content": "hello"}]

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.gateway.fake_scheduler import expected_logprob, logprobs_of
-from tests.unit.gateway.served import echo_model
 
 from pagefleet.wire import (
     Finish,
@@ -25,6 +23,8 @@ from pagefleet_gateway.errors import ApiError, unavailable
 from pagefleet_gateway.generation import Limits, understand_chat, understand_completion
 from pagefleet_gateway.link import News
 from pagefleet_gateway.stream import DONE, Renderer, failure
+from tests.unit.gateway.fake_scheduler import expected_logprob, logprobs_of
+from tests.unit.gateway.served import echo_model
 
 LIMITS = Limits(max_model_len=4096)
 END = echo_model().manifest.eos_token_ids[-1]

@@ -5,10 +5,10 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.gateway.conftest import BACKENDS, byte_level_tokenizer
 from tokenizers import normalizers, processors
 
 from pagefleet_gateway.tokenizer import PromptError, PromptTooLongError, Tokenizer
+from tests.unit.gateway.conftest import BACKENDS, byte_level_tokenizer
 
 TEXTS = [
     "",

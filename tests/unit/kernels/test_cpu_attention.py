@@ -4,9 +4,9 @@ import random
 
 import pytest
 import torch
-from tests.unit.kernels.paged_case import PagedCase, dense_attention, fresh_seed, paged_case
 
 from pagefleet_kernels import cpu_attention, reference
+from tests.unit.kernels.paged_case import PagedCase, dense_attention, fresh_seed, paged_case
 
 SHAPES = [
     pytest.param(9, 3, 64, 16, torch.float32, id="smollm2-float32"),

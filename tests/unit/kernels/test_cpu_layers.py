@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tests.unit.kernels.paged_case import fresh_seed
 
 from pagefleet_kernels import cpu_cache, cpu_layers, reference
+from tests.unit.kernels.paged_case import fresh_seed
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 

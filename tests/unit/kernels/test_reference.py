@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tests.unit.kernels.paged_case import dense_attention, fresh_seed, paged_case
 
 from pagefleet_kernels import reference
+from tests.unit.kernels.paged_case import dense_attention, fresh_seed, paged_case
 
 ROWS = [(0, 1), (7, 9), (40, 1), (0, 33), (16, 0), (15, 17)]
 

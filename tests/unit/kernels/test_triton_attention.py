@@ -13,11 +13,11 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 import torch
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from tests.unit.kernels.paged_case import dense_attention, paged_case
 
 from pagefleet_kernels import dispatch
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_tiling import Tiling, chip_of, choose_tiling
+from tests.unit.kernels.paged_case import dense_attention, paged_case
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 BORDERS = [0, 1, 14, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65]

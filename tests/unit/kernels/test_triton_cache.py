@@ -8,9 +8,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("test_triton_interpreter.py runs it, interpreted", allow_module_level=True)
 
 import torch
-from tests.unit.kernels.paged_case import fresh_seed
 
 from pagefleet_kernels import reference, triton_cache
+from tests.unit.kernels.paged_case import fresh_seed
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -8,11 +8,11 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("test_triton_interpreter.py runs it, interpreted", allow_module_level=True)
 
 import torch
-from tests.unit.kernels.paged_case import fresh_seed
 from torch.nn import functional
 
 from pagefleet_kernels.triton_activation import silu_mul
 from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
+from tests.unit.kernels.paged_case import fresh_seed
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from benchmarks.triton_resources import MACHINES
 
 ROOT = Path(__file__).parents[3]

@@ -6,9 +6,9 @@ import socket
 import time
 
 import pytest
-from tests.unit.launcher.conftest import is_alive, wait_until
 
 from pagefleet_launcher.supervisor import Child, next_pause
+from tests.unit.launcher.conftest import is_alive, wait_until
 
 ENDING = "      serve | ending, once open streams have ended; Ctrl-C ends it at once\n"
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.echo_cell import EchoCell
 
 from pagefleet.params import SamplingParams
+from tests.echo_cell import EchoCell
 
 
 def some_params(draw: random.Random, **fixed: object) -> SamplingParams:

@@ -1,6 +1,5 @@
 """Hub and peers over real sockets: delivery, loss that is told, addresses that are refused."""
 
-import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -8,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import zmq
-import zmq.asyncio
 
-from pagefleet.transport import AsyncPeer, EndpointError, Hub, Peer, check_endpoint
+from pagefleet.transport import EndpointError, Hub, Peer, check_endpoint
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -56,22 +54,6 @@ def test_the_lost_are_told_apart(context: Context, tmp_path: Path) -> None:
             assert hub.send(identity, b"frame")
             peer.close()
             assert wait_for(lambda: not hub.send(identity, b"frame"))
-
-
-def test_an_async_peer(context: Context, tmp_path: Path) -> None:
-    endpoint = f"ipc://{tmp_path}/hub.sock"
-
-    async def talk(hub: Hub) -> bytes:
-        with zmq.asyncio.Context() as own, closing(AsyncPeer(endpoint, own)) as peer:
-            while not peer.send(b"hello"):
-                await asyncio.sleep(0.005)
-            while not (arrived := hub.receive()):
-                await asyncio.sleep(0.005)
-            hub.send(arrived[0][0], b"welcome")
-            return await peer.receive()
-
-    with closing(Hub(endpoint, context)) as hub:
-        assert asyncio.run(talk(hub)) == b"welcome"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.models import VARIANTS, VOCAB_SIZE
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -18,6 +17,7 @@ from pagefleet_worker.decoder import Decoder
 from pagefleet_worker.pools import make_pool
 from pagefleet_worker.slots import Row, Slot
 from pagefleet_worker.weights import load_weights
+from tests.models import VARIANTS, VOCAB_SIZE
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, BLOCKS = 8, 200

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.driver import Driver, Stream
-from tests.models import VARIANTS, VOCAB_SIZE
 from transformers import AutoModelForCausalLM
 
 from pagefleet.params import SamplingParams
@@ -19,6 +17,8 @@ from pagefleet_worker.interface import PlanError
 from pagefleet_worker.loading import load_engine, run_full_step
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
+from tests.driver import Driver, Stream
+from tests.models import VARIANTS, VOCAB_SIZE
 
 SETTINGS = WorkerSettings(num_blocks=200, max_num_seqs=32, device="cpu")
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.driver import Driver
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -14,6 +13,7 @@ from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet.wire import unpack_floats
 from pagefleet_worker.loading import load_engine
+from tests.driver import Driver
 
 PROMPTS = [
     "The capital of France is",

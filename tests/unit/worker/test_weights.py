@@ -9,7 +9,6 @@ import pytest
 import torch
 from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
-from tests.models import make_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -17,6 +16,7 @@ from pagefleet.manifest import Weights
 from pagefleet_worker.config import DecoderConfig, parse_config
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.weights import DecoderWeights, load_weights
+from tests.models import make_model
 
 CPU = torch.device("cpu")
 
