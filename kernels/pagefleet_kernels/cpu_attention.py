@@ -24,6 +24,9 @@ from numba import carray
 from torch import Tensor
 
 from pagefleet_kernels import reference
+from pagefleet_kernels.cpu_ir import (
+    device,
+)
 from pagefleet_kernels.cpu_launch import FORMATS, Kernel, Scratch, fields, next_task, thread_number
 from pagefleet_kernels.cpu_online_softmax import (
     Head,
@@ -35,9 +38,14 @@ from pagefleet_kernels.cpu_online_softmax import (
     room_size,
     with_states,
 )
+from pagefleet_kernels.cpu_rows import (
+    Block,
+    load_row,
+    prefetch,
+    store_row,
+)
 from pagefleet_kernels.cpu_simd import (
     broadcast,
-    device,
     fetch_add,
     load_float,
     load_int32,
@@ -45,7 +53,10 @@ from pagefleet_kernels.cpu_simd import (
     store_floats,
     store_int64,
 )
-from pagefleet_kernels.cpu_tiles import TILE, Block, load_row, pack, prefetch, store_row
+from pagefleet_kernels.cpu_tiles import (
+    TILE,
+    pack,
+)
 
 _QUERIES = 48
 """Queries of one task, as near as whole tokens allow."""

@@ -13,11 +13,13 @@ from numba import carray
 from torch import Tensor
 
 from pagefleet_kernels import reference
+from pagefleet_kernels.cpu_ir import (
+    Format,
+    device,
+)
 from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_task, threads_for
 from pagefleet_kernels.cpu_simd import (
-    Format,
     copy_bytes,
-    device,
     load_few,
     load_int64,
     load_numbers,

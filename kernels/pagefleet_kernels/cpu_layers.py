@@ -13,12 +13,14 @@ from numba import carray
 from torch import Tensor
 
 from pagefleet_kernels import reference
+from pagefleet_kernels.cpu_ir import (
+    Format,
+    device,
+)
 from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_task, threads_for
 from pagefleet_kernels.cpu_simd import (
-    Format,
     add,
     broadcast,
-    device,
     divide,
     exp,
     load_few,

@@ -8,10 +8,16 @@ a state may be built tile by tile or out of tiles that several threads computed.
 import math
 from typing import Any, NamedTuple
 
+from pagefleet_kernels.cpu_ir import (
+    device,
+)
+from pagefleet_kernels.cpu_rows import (
+    Block,
+    prefetch,
+)
 from pagefleet_kernels.cpu_simd import (
     add,
     broadcast,
-    device,
     divide,
     exp,
     first,
@@ -28,7 +34,12 @@ from pagefleet_kernels.cpu_simd import (
     subtract,
     total,
 )
-from pagefleet_kernels.cpu_tiles import TILE, Block, packed_scores, prefetch, scores, weigh
+from pagefleet_kernels.cpu_tiles import (
+    TILE,
+    packed_scores,
+    scores,
+    weigh,
+)
 
 
 class Task(NamedTuple):
