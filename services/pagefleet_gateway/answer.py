@@ -103,7 +103,7 @@ class Answer:
         body = generation.body
         detokenizer = Detokenizer(
             model.vocabulary,
-            generation.prompts[number] if generation.kind == "completion" else (),
+            generation.prompts[number] if generation.continues_prompt else (),
             body.skip_special_tokens is not False,
         )
         return Choice(

@@ -18,11 +18,30 @@ from pagefleet.params import SamplingParams
 from pagefleet.wire import ChoiceState, Submit, pack_ints
 from pagefleet_gateway.errors import bad_request, unknown_model
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.prompts import chat_prompt, completion_prompts, echoed, encode, truncated
-from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody, parse
+from pagefleet_gateway.parsing import parse
+from pagefleet_gateway.prompts import (
+    chat_prompt,
+    completion_prompts,
+    continued,
+    echoed,
+    encode,
+    truncated,
+)
+from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
 _MAX_BIAS: Final = 100.0
+_BEAM_FIELDS: Final = ("beam_width", "length_penalty", "early_stopping")
+_NEUTRAL_FOR_BEAMS: Final[dict[str, object]] = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": {},
+    "bad_words": [],
+    "allowed_token_ids": None,
+    "min_tokens": 0,
+}
+"""What a beam search, which follows the model's own logprobs, does not obey."""
 
 _T = TypeVar("_T")
 
@@ -72,6 +91,13 @@ class Generation:
         return [stop] if isinstance(stop, str) else stop or []
 
     @property
+    def continues_prompt(self) -> bool:
+        """Whether the answer goes on with the prompt's text, rather than being one of its own."""
+        return isinstance(self.body, CompletionBody) or bool(
+            isinstance(self.body, ChatBody) and self.body.continue_final_message
+        )
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         options = self.body.stream_options
@@ -91,6 +117,8 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
     _check_shared(body, model)
     n = body.n or 1
     best_of = body.best_of or n
+    if best_of > n and body.use_beam_search:
+        raise bad_request("best_of does not go with a beam search; use beam_width.", "best_of")
     if body.max_tokens == 0 and not body.echo:
         raise bad_request("max_tokens may be 0 only with echo.", "max_tokens")
     if best_of < n:
@@ -160,7 +188,7 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
         n=n,
         best_of=n,
         logprobs=logprobs,
-        echo=None,
+        echo=[continued(body)] if body.echo else None,
         ignored=parsed.ignored,
     )
 
@@ -232,6 +260,31 @@ def _check_shared(body: GenerationBody, model: ServedModel) -> None:
         raise unknown_model(body.model)
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options needs stream to be true.", "stream_options")
+    if body.use_beam_search:
+        _check_beams(body)
+    else:
+        for name in _BEAM_FIELDS:
+            if getattr(body, name) is not None:
+                raise bad_request(f"{name} needs use_beam_search to be true.", name)
+
+
+def _check_beams(body: GenerationBody) -> None:
+    if body.stop:
+        raise bad_request("A beam search ends at stop_token_ids, not at stop strings.", "stop")
+    for name, neutral in _NEUTRAL_FOR_BEAMS.items():
+        if getattr(body, name) not in (None, neutral):
+            raise bad_request(f"{name} does not go with a beam search.", name, "unsupported")
+    width, n = body.beam_width, body.n or 1
+    if width is not None and width < n:
+        raise bad_request(f"beam_width is {width}, less than n, which is {n}.", "beam_width")
+
+
+def _beams(body: GenerationBody) -> tuple[int, float, bool | None]:
+    """Width (0 without a search), length penalty, and early stopping, of which None is "never"."""
+    if not body.use_beam_search:
+        return 0, 1.0, False
+    early = None if body.early_stopping == "never" else bool(body.early_stopping)
+    return body.beam_width or body.n or 1, _either(body.length_penalty, 1.0), early
 
 
 def _params(
@@ -245,6 +298,7 @@ def _params(
     """Parameters of the body, then of the model, then neutral; -1 wants no prompt logprobs."""
     defaults = model.manifest.sampling
     allowed = body.allowed_token_ids
+    beam_width, length_penalty, early_stopping = _beams(body)
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -264,6 +318,9 @@ def _params(
             allowed_token_ids=None if allowed is None else tuple(allowed),
             logprobs=logprobs,
             prompt_logprobs=None if prompt_logprobs < 0 else prompt_logprobs,
+            beam_width=beam_width,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
         ).check_vocabulary(model.manifest.vocab_size)
     except ValueError as error:
         sentence = str(error)

@@ -50,6 +50,12 @@ def echoed(body: CompletionBody, prompts: list[list[int]], model: ServedModel) -
     return [model.tokenizer.decode(tokens, skip_special_tokens=skip) for tokens in prompts]
 
 
+def continued(body: ChatBody) -> str:
+    """The text that a chat's answer goes on with, if it does: the assistant's own last message."""
+    last = body.messages[-1]
+    return last.text if last.role == "assistant" else ""
+
+
 def chat_prompt(body: ChatBody, model: ServedModel) -> list[int]:
     """The ids of the conversation, rendered by the model's template.
 

@@ -62,17 +62,29 @@ class Renderer:
         self._created = created
         self._started: set[int] = set()
 
+    @property
+    def _echoes_prompt(self) -> bool:
+        return self._generation.kind == "completion" and self._generation.echo is not None
+
+    @property
+    def _continued(self) -> str:
+        """In a chat with `echo`, the message that the answer goes on with."""
+        return self._generation.echo[0] if self._generation.echo else ""
+
     # --- a stream -------------------------------------------------------------------------------
 
     def start(self) -> bytes:
-        """Events before the first news: in a chat, who speaks."""
+        """Events before the first news: in a chat, who speaks, and what the answer goes on with."""
         if self._generation.kind == "completion":
             return b""
-        chunks = [
-            ChatChunkChoice(index=index, delta=Delta("assistant", ""))
+        deltas = [Delta("assistant", "")]
+        if self._continued:
+            deltas.append(Delta(content=self._continued))
+        return b"".join(
+            self._chat_event(ChatChunkChoice(index=index, delta=delta))
             for index in self._answer.choices
-        ]
-        return b"".join(self._chat_event(chunk) for chunk in chunks)
+            for delta in deltas
+        )
 
     def events(self, pieces: Mapping[int, Piece]) -> bytes:
         """One event for each piece with anything in it, and the end if this was the last."""
@@ -88,7 +100,7 @@ class Renderer:
         return b"".join(events)
 
     def _is_worth_an_event(self, index: int, piece: Piece) -> bool:
-        first = self._generation.echo is not None and index not in self._started
+        first = self._echoes_prompt and index not in self._started
         shows_tokens = bool(self._generation.body.return_token_ids and piece.tokens)
         return bool(piece.text or piece.entries or piece.finish or first or shows_tokens)
 
@@ -200,7 +212,7 @@ class Renderer:
     def _chat_choice(self, number: int, piece: Piece) -> ChatChoice:
         return ChatChoice(
             index=number,
-            message=ChatAnswer(piece.text),
+            message=ChatAnswer(self._continued + piece.text),
             logprobs=self._chat_logprobs(piece.entries),
             finish_reason=piece.finish,
             stop_reason=piece.stop_reason,

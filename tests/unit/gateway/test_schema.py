@@ -18,13 +18,8 @@ from pagefleet_gateway.generation import (
     understand_chat,
     understand_completion,
 )
-from pagefleet_gateway.schema import (
-    MAX_FIELDS,
-    UNSUPPORTED,
-    ChatBody,
-    CompletionBody,
-    parse,
-)
+from pagefleet_gateway.parsing import MAX_FIELDS, parse
+from pagefleet_gateway.schema import UNSUPPORTED, ChatBody, CompletionBody
 from tests.unit.gateway.served import echo_model
 
 LIMITS = Limits(max_model_len=100)
@@ -106,9 +101,10 @@ BAD_FOR_BOTH: list[tuple[str, Any]] = [
     ("tool_choice", "required"),
     ("response_format", {"type": "json_object"}),
     ("structured_outputs", {"json": {}}),
-    ("use_beam_search", True),
     ("use_beam_search", 0),
     ("beam_width", 2),
+    ("length_penalty", 0.5),
+    ("early_stopping", True),
     ("audio", {}),
     ("timeout", 5),
     ("max_token", 5),
@@ -163,7 +159,7 @@ BAD_CHATS: list[tuple[str, Any]] = [
     ("logprobs", 5),
     ("top_logprobs", 5),
     ("max_completion_tokens", 0),
-    ("echo", True),
+    ("echo", 1),
     ("prompt", "hello"),
     ("best_of", 2),
     ("chat_template", "{{ 'mine' }}"),
@@ -280,6 +276,48 @@ def test_best_of_needs_logprobs_to_rank_and_no_stream() -> None:
         completion(best_of=3, n=2, stream=True)
     with pytest.raises(ApiError, match="less than n"):
         completion(best_of=2, n=3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (3, 1.0, False)),
+        ({"beam_width": 5, "length_penalty": -0.5, "early_stopping": True}, (5, -0.5, True)),
+        ({"early_stopping": "never"}, (3, 1.0, None)),
+        ({"use_beam_search": False, "n": 1}, (0, 1.0, False)),
+    ],
+)
+def test_a_beam_search(fields: dict[str, Any], expected: tuple[int, float, bool | None]) -> None:
+    for understood in (completion, chat):
+        generation = understood(**{"use_beam_search": True, "n": 3} | fields)
+        params = generation.params
+        assert (params.beam_width, params.length_penalty, params.early_stopping) == expected
+        assert len(generation.submits[0].choices) == generation.n
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("beam_width", 1),
+        ("beam_width", 17),
+        ("early_stopping", "always"),
+        ("early_stopping", 1),
+        ("length_penalty", "long"),
+        ("stop", "x"),
+        ("best_of", 3),
+        ("logit_bias", {"5": 1}),
+        ("allowed_token_ids", [5]),
+        ("bad_words", ["no"]),
+        ("min_tokens", 2),
+        ("frequency_penalty", 0.5),
+        ("repetition_penalty", 1.5),
+        ("stop_token_ids", list(range(100))),
+    ],
+)
+def test_what_a_beam_search_cannot_do_names_its_field(field: str, value: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        completion(**{"use_beam_search": True, "n": 2, field: value})
+    assert (caught.value.status, caught.value.param) == (400, field)
 
 
 def test_lengths() -> None:

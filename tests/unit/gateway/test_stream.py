@@ -168,6 +168,22 @@ def test_a_chat_stream() -> None:
     assert chunks[-1]["usage"]["completion_tokens"] == 7
 
 
+@pytest.mark.parametrize("role", ["assistant", "user"])
+def test_a_chat_echoes_the_message_that_it_continues(role: str) -> None:
+    messages = [{"role": "user", "content": "Well?"}, {"role": role, "content": "Once"}]
+    fields = {"messages": messages, "echo": True, "continue_final_message": True}
+    text = "Once upon" if role == "assistant" else " upon"
+    answer = answer_to("chat", **fields)
+    (choice,) = whole(answer, outputs(answer, [" upon"]))["choices"]
+    assert choice["message"]["content"] == text
+    answer = answer_to("chat", **fields, stream=True)
+    deltas = [
+        chunk["choices"][0]["delta"] for chunk in streamed(answer, outputs(answer, [" u", "pon"]))
+    ]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta["content"] for delta in deltas) == text
+
+
 def test_usage_in_every_chunk() -> None:
     options = {"continuous_usage_stats": True}
     answer = answer_to(stream=True, stream_options=options)

@@ -1,0 +1,125 @@
+"""A request's body as a typed value: strict JSON, then types and ranges, then unknown fields.
+
+JSON is taken strictly: no NaN, no number beyond float64, no lone surrogate, no repeated key, UTF-8
+only (RFC 8259; the standard library's parser takes all of these). A field of which nothing is known
+is ignored, and named to the caller; one that nearly matches a known field, belongs to another
+route, or asks for what is not supported, is refused, because to ignore it would answer another
+question.
+"""
+
+import difflib
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from pagefleet_gateway.errors import ApiError, bad_request
+from pagefleet_gateway.schema import INERT, UNSUPPORTED, ChatBody, CompletionBody
+
+MAX_FIELDS: Final = 256
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True)
+class Parsed(Generic[_Body]):
+    """A body, and the fields of it of which nothing is known."""
+
+    body: _Body
+    ignored: list[str]
+
+
+@cache
+def _fields(body: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(body))
+
+
+_ALL_KNOWN = {*UNSUPPORTED, *_fields(CompletionBody), *_fields(ChatBody)}
+_BARE_NAMES = {name.replace("_", ""): name for name in _ALL_KNOWN}
+_NEAR = 0.85
+_ERROR_PATH = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.(?P<path>.*)`)?$", re.DOTALL)
+_MISSING_FIELD = re.compile(r"required field `(\w+)`")
+
+
+def parse(content: bytes, body: type[_Body]) -> Parsed[_Body]:
+    """Read a request's body.
+
+    Raises:
+        ApiError: 400; it is not JSON, or a field is not acceptable.
+    """
+    document = _load(content)
+    ignored = [name for name in document if not _is_known(name, document[name], body)]
+    try:
+        return Parsed(msgspec.convert(document, body), ignored)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error)) from error
+
+
+def _load(content: bytes) -> dict[str, Any]:
+    try:
+        document = msgspec.json.decode(content)
+        json.loads(content, object_pairs_hook=_refuse_repeats)
+    except RecursionError:
+        raise bad_request("The body's JSON is nested too deeply.") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise bad_request(f"The body is not acceptable JSON: {error}.") from error
+    if not isinstance(document, dict):
+        raise bad_request("The body must be a JSON object.")
+    if len(document) > MAX_FIELDS:
+        raise bad_request(f"The body has more than {MAX_FIELDS} fields.")
+    return document
+
+
+def _refuse_repeats(pairs: list[tuple[str, Any]]) -> None:
+    names = set()
+    for name, _ in pairs:
+        if name in names:
+            raise bad_request(f"The body has the key {_quoted(name)} twice.", _quoted(name))
+        names.add(name)
+
+
+def _is_known(name: str, value: Any, body: type[msgspec.Struct]) -> bool:
+    """Whether the body has such a field, or knows that this value changes nothing.
+
+    Raises:
+        ApiError: to ignore it would be wrong.
+    """
+    if name in _fields(body) or value is None:
+        return True
+    if name in UNSUPPORTED:
+        if not any(type(value) is type(same) and value == same for same in UNSUPPORTED[name]):
+            raise bad_request(f"{name} is not supported with this value yet.", name, "unsupported")
+        return True
+    if name in _ALL_KNOWN:
+        raise bad_request(f"{name} does not belong to this route.", name, "unknown_field")
+    if name not in INERT and (near := _nearest(name)) is not None:
+        raise bad_request(
+            f"{_quoted(name)} is no known field; is {near} meant?", _quoted(name), "unknown_field"
+        )
+    return False
+
+
+def _nearest(name: str) -> str | None:
+    bare = re.sub(r"[-_ ]", "", name[:64]).lower()
+    matches = difflib.get_close_matches(bare, _BARE_NAMES, n=1, cutoff=_NEAR)
+    return _BARE_NAMES[matches[0]] if matches else None
+
+
+def _quoted(name: str) -> str:
+    return name if len(name) <= 64 else name[:61] + "..."
+
+
+def _invalid_field(text: str) -> ApiError:
+    """From msgspec's message: "Expected `float` <= 2.0 - at `$.temperature`"."""
+    match = _ERROR_PATH.match(text)
+    assert match is not None
+    reason, path = match["reason"], match["path"]
+    if missing := _MISSING_FIELD.search(reason):
+        path = f"{path}.{missing[1]}" if path else missing[1]
+    if path is None:
+        return bad_request(f"The body is not acceptable: {reason}.")
+    field = re.split(r"[.\[]", path, maxsplit=1)[0]
+    return bad_request(f"{path} is not acceptable: {reason}.", field)
