@@ -30,6 +30,8 @@ def main() -> None:
         refuse("pagefleet worker", error)
     log.info("%s engine ready after %.1f s", settings.engine, time.monotonic() - began)
     server.run()
+    logging.shutdown()
+    os._exit(0)  # the compute thread may be inside a kernel, which the interpreter would tear down
 
 
 def build_engine(settings: WorkerSettings, folder: Path, progress: Callable[[], None]) -> Engine:
