@@ -103,8 +103,10 @@ class Driver:
             self.deltas += [twin.slot, len(twin.table) - 1, twin.table[-1]]
         return twin
 
-    def step(self, streams: Sequence[Stream]) -> Flight:
-        """Launch a step in which every stream goes on by one chunk."""
+    def step(self, streams: Sequence[Stream], logits: int = 1) -> Flight:
+        """Launch a step in which every stream goes on by one chunk; where that reaches its end,
+        the last positions are sampled, as many as `logits` says.
+        """
         rows: list[int] = []
         tokens: list[int] = []
         samples: list[Stream] = []
@@ -119,9 +121,9 @@ class Driver:
                 self.deltas += [stream.slot, len(stream.table) - 1, stream.table[-1]]
             last = stream.fed == len(known)
             stream.asked += last
-            samples += [stream] * last * len(stream.choices)
+            samples += [stream] * last * logits * len(stream.choices)
             crc = checksum(pack_ints(stream.table))
-            rows += [stream.slot, start, len(inputs), last, len(stream.table), crc]
+            rows += [stream.slot, start, len(inputs), last * logits, len(stream.table), crc]
         return Flight(self._launch(rows, tokens), list(streams), samples)
 
     def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[Stream]:

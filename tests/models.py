@@ -98,7 +98,7 @@ def make_model(name: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
             elif weight.dim() == 1:
                 weight.copy_(0.2 * noise)
             else:
-                weight.copy_(noise * (1.5 / weight.shape[1] ** 0.5))
+                weight.copy_(noise / weight.shape[1] ** 0.5)
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     return folder

@@ -14,7 +14,7 @@ the device. Only a request that penalizes what it said before makes the launch w
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Self
 
@@ -26,6 +26,7 @@ from pagefleet_kernels.dispatch import Kernels
 from pagefleet_worker.batch import Batch
 from pagefleet_worker.decoder import Decoder
 from pagefleet_worker.draw import NO_TOKEN, Draw
+from pagefleet_worker.grammar import NO_GRAMMARS, Grammars, GuideError
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.logprobs import DrawLogprobs, Ranked, rank
 from pagefleet_worker.sampler import sample
@@ -46,27 +47,40 @@ class Samples:
     positions: list[int]
     draws: list[Draw]
     owners: list[int]
+    refused: dict[int, str] = field(default_factory=dict)
+    """Rows whose grammar cannot be followed, and why."""
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Self:
         """All samples that `rows` order: by row, then by position, then by choice."""
-        samples = cls([], [], [])
+        positions: list[int] = []
+        draws: list[Draw] = []
+        owners: list[int] = []
         for index, (row, batch_end) in enumerate(zip(rows, _batch_ends(rows), strict=True)):
-            for back in range(row.logits - 1, -1, -1):
-                samples._add(index, row, row.end - back)
-                samples.positions.append(batch_end - 1 - back)
-        return samples
+            slot = row.slot
+            for place in range(row.end - row.logits + 1, row.end + 1):
+                history = slot.tokens if place >= len(slot.tokens) else slot.tokens[:place]
+                output = place - slot.prompt_length
+                draws += [
+                    Draw(len(positions), slot.params, history, slot.prompt_length, choice, output)
+                    for choice in slot.choices
+                ]
+                owners += [index] * len(slot.choices)
+                positions.append(batch_end - row.end + place - 1)
+        return cls(positions, draws, owners)
 
-    def _add(self, index: int, row: Row, place: int) -> None:
-        """Draw the token that will stand at `place`, for every choice."""
-        slot = row.slot
-        history = slot.tokens if place >= len(slot.tokens) else slot.tokens[:place]
-        for choice in slot.choices:
-            output = place - slot.prompt_length
-            self.draws.append(
-                Draw(len(self.positions), slot.params, history, slot.prompt_length, choice, output)
-            )
-            self.owners.append(index)
+    def guide(self, rows: Sequence[Row], grammars: Grammars) -> None:
+        """Let each draw's grammar say which tokens may come."""
+        for at, (owner, draw) in enumerate(zip(self.owners, self.draws, strict=True)):
+            slot = rows[owner].slot
+            if slot.params.guide is None:
+                continue
+            try:
+                mask = slot.mask(slot.prompt_length + draw.position, grammars)
+            except GuideError as error:
+                self.refused[owner] = str(error)
+            else:
+                self.draws[at] = replace(draw, mask=mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +98,7 @@ class Pending:
 
     step: Step
     slots: Slots
-    owners: list[int]
+    samples: Samples
     tokens: Tensor
     """int64, one for each draw, on the device."""
     logprobs: DrawLogprobs
@@ -96,8 +110,8 @@ class Pending:
         """Wait for the sampled tokens, write them into their slots once, and give them."""
         if self._settled is None:
             self._settled = self.tokens.tolist()
-            last = dict(zip(self.owners, self._settled, strict=True))
-            for index in last.keys() - self._failed():
+            last = dict(zip(self.samples.owners, self._settled, strict=True))
+            for index in last.keys() - self._errors():
                 self.slots.record(self.step.rows[index], [last[index]])
         return self._settled
 
@@ -113,18 +127,16 @@ class Pending:
                 PromptLogprobs(prompt.row, prompt.position, prompt.ranked.to_wire())
                 for prompt in self.prompts
             ],
-            errors=[
-                RowError(index, "the model's logits are not finite, or no token is allowed")
-                for index in sorted(self._failed())
-            ],
+            errors=[RowError(*error) for error in sorted(self._errors().items())],
             micros=round((time.perf_counter() - self.started) * 1e6),
         )
 
-    def _failed(self) -> set[int]:
-        tokens = self._settled or []
-        return {
-            index for index, token in zip(self.owners, tokens, strict=True) if token == NO_TOKEN
-        }
+    def _errors(self) -> dict[int, str]:
+        """Rows that went wrong, and why."""
+        reason = "the model's logits are not finite, or no token is allowed"
+        drawn = zip(self.samples.owners, self._settled or [], strict=True)
+        failed = {index: reason for index, token in drawn if token == NO_TOKEN}
+        return failed | self.samples.refused
 
 
 class TorchEngine:
@@ -138,12 +150,14 @@ class TorchEngine:
         pool: Tensor,
         *,
         settle_at_once: bool,
+        grammars: Grammars = NO_GRAMMARS,
     ) -> None:
         self.facts = facts
         self.decoder = decoder
         self.kernels = kernels
         self.pool = pool
         self._settle_at_once = settle_at_once
+        self._grammars = grammars
         self._slots = Slots(facts.slots, facts.blocks, facts.block_size, facts.max_model_len)
         self._sampled = torch.zeros(facts.slots, dtype=torch.int64, device=pool.device)
         self._last: Pending | None = None
@@ -162,6 +176,7 @@ class TorchEngine:
         """
         started = time.perf_counter()
         step = self._slots.apply(plan)
+        self._grammars.prepare_all(plan.opens)
         if step.copies:
             pairs = torch.tensor(step.copies, device=self.pool.device)
             self.kernels.copy_blocks(self.pool, pairs)
@@ -169,7 +184,7 @@ class TorchEngine:
             self._last.settle()
         samples = Samples.of(step.rows)
         tokens, logprobs, prompts = self._compute(step.rows, samples)
-        pending = Pending(step, self._slots, samples.owners, tokens, logprobs, prompts, started)
+        pending = Pending(step, self._slots, samples, tokens, logprobs, prompts, started)
         if self._settle_at_once:
             pending.settle()
         self._last = pending
@@ -184,6 +199,7 @@ class TorchEngine:
         batch = Batch.of(rows, self.facts.block_size, device)
         self._fill_in(rows, batch)
         hidden = self.decoder.hidden(batch, self.pool)
+        samples.guide(rows, self._grammars)
         prompts = self._prompt_logprobs(rows, hidden)
         if not samples.draws:
             return torch.empty(0, dtype=torch.int64), DrawLogprobs([]), prompts

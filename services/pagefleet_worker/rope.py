@@ -8,7 +8,8 @@ by lowering the frequencies; the variants differ in which ones, and by how much:
     llama3   those whose wavelength exceeds the trained context, with a ramp (Llama 3.1)
     yarn     the same with a ramp over turns per context, and scores scaled (Peng et al. 2023)
 
-The fields have the names that they have in Hugging Face's `rope_parameters`.
+The fields have the names that they have in Hugging Face's `rope_parameters`, and the arithmetic is
+in transformers' order: far into a context, one rounding more of a frequency is seen in the logits.
 """
 
 import math
@@ -26,8 +27,11 @@ class Rope:
 
     def frequencies(self, head_dim: int) -> Tensor:
         """Radians per position of each pair: float32 [head_dim / 2]."""
+        return 1.0 / self._periods(head_dim)
+
+    def _periods(self, head_dim: int) -> Tensor:
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        return 1.0 / self.rope_theta**exponents
+        return self.rope_theta**exponents
 
     @property
     def amplitude(self) -> float:
@@ -64,9 +68,10 @@ class Llama3Rope(Rope):
     def frequencies(self, head_dim: int) -> Tensor:
         """Radians per position of each pair: float32 [head_dim / 2]."""
         trained = super().frequencies(head_dim)
-        turns = self.original_max_position_embeddings * trained / (2 * math.pi)
-        ramp = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        return torch.lerp(trained / self.factor, trained, ramp.clamp(0, 1))
+        turns = self.original_max_position_embeddings / (2 * math.pi / trained)
+        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        kept = kept.clamp(0, 1)
+        return (1 - kept) * trained / self.factor + kept * trained
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class YarnRope(Rope):
 
     def frequencies(self, head_dim: int) -> Tensor:
         """Radians per position of each pair: float32 [head_dim / 2]."""
-        trained = super().frequencies(head_dim)
+        periods = self._periods(head_dim)
         low = self._dimension(self.beta_fast or 32.0, head_dim)
         high = self._dimension(self.beta_slow or 1.0, head_dim)
         if self.truncate:
@@ -92,7 +97,8 @@ class YarnRope(Rope):
         low, high = max(low, 0), min(high, head_dim - 1)
         width = high - low or 0.001
         ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / width
-        return torch.lerp(trained, trained / self.factor, ramp.clamp(0, 1))
+        kept = 1 - ramp.clamp(0, 1)
+        return 1.0 / (self.factor * periods) * (1 - kept) + 1.0 / periods * kept
 
     def _dimension(self, turns: float, head_dim: int) -> float:
         """The pair, as a real number, that turns so often within the trained context."""

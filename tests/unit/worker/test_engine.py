@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -191,6 +192,20 @@ def test_choices_are_forked(engine: TorchEngine, generator: random.Random) -> No
     for _ in range(5):
         driver.step(streams).land()
     assert [stream.output for stream in streams] == alone
+
+
+def test_drafts_are_judged_in_one_step(engine: TorchEngine, generator: random.Random) -> None:
+    """A row that samples at several positions draws what it would have drawn one by one."""
+    (prompt,) = random_prompts(generator, 1)
+    params = msgspec.structs.replace(random_params(generator), max_tokens=6)
+    (expected,) = Driver(engine).run([prompt], [params])
+    driver = Driver(engine)
+    stream = driver.open(prompt, params)
+    stream.output, stream.asked = expected.output[:5], 5
+    flight = driver.step([stream], logits=6)
+    stream.output = []
+    flight.land()
+    assert (stream.output, stream.logprobs) == (expected.output, expected.logprobs)
 
 
 def test_a_row_that_fails_fails_alone(
