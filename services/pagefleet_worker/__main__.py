@@ -49,9 +49,10 @@ def build_engine(settings: WorkerSettings, folder: Path, progress: Callable[[], 
         from pagefleet_worker.loading import load_engine
 
         return load_engine(folder, settings, progress)
+    from pagefleet_worker.grammar import Grammars
     from pagefleet_worker.simulated import build_simulated
 
-    return build_simulated(settings, manifest, progress)
+    return build_simulated(settings, manifest, progress, Grammars.load(folder, manifest))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ class Draw:
     """The choice's number over the whole HTTP request."""
     position: int
     """Of the token among the outputs: 0 is the first that is generated."""
+    mask: bytes | None = None
+    """What the request's grammar allows: bit i, little-endian, is set for token i."""
 
     @property
     def is_greedy(self) -> bool:
@@ -39,6 +41,7 @@ class Draw:
         return (
             params.reshapes_by_history
             or params.allowed_token_ids is not None
+            or self.mask is not None
             or bool(params.logit_bias)
             or self.position < params.min_tokens
         )

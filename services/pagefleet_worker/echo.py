@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pagefleet.wire import Logprobs, Plan, PromptLogprobs, Result, RowError, pack_ints
 from pagefleet_worker.draw import NO_TOKEN, Draw
 from pagefleet_worker.echo_decoder import CELL, Chain, EchoDecoder, poison, tenant_of
+from pagefleet_worker.grammar import GuideError
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.slots import Row, Slots
 from pagefleet_worker.sparse_logits import SparseLogits, pack_logprobs
@@ -105,6 +106,7 @@ class EchoEngine:
             PlanError: the plan contradicts the epoch's history.
         """
         step = self._slots.apply(plan)
+        self._decoder.grammars.prepare_all(plan.opens)
         for source, target in step.copies:
             self._pool.copy(source, target)
         answer = _Answer()
@@ -153,8 +155,14 @@ class EchoEngine:
         slot, params = row.slot, row.slot.params
         history = slot.tokens if place >= len(slot.tokens) else slot.tokens[:place]
         position = place - slot.prompt_length
+        try:
+            mask = slot.mask(place, self._decoder.grammars)
+        except GuideError as error:
+            answer.tokens.extend([NO_TOKEN] * len(slot.choices))
+            answer.errors.append(RowError(index, str(error)))
+            return
         chosen = [
-            logits.choose(Draw(0, params, history, slot.prompt_length, choice, position))
+            logits.choose(Draw(0, params, history, slot.prompt_length, choice, position, mask))
             for choice in slot.choices
         ]
         if params.logprobs is not None:

@@ -7,6 +7,7 @@ changes every token after it.
 """
 
 import struct
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from zlib import crc32
 from pagefleet.params import SamplingParams
 from pagefleet.wire import Logprobs
 from pagefleet_worker.draw import NO_TOKEN, Draw
+from pagefleet_worker.grammar import NO_GRAMMARS, Grammars
 from pagefleet_worker.sparse_logits import SparseLogits, pack_logprobs
 
 CANDIDATES = 64
@@ -73,6 +75,8 @@ class EchoDecoder:
 
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    grammars: Grammars = NO_GRAMMARS
+    """Over its tokenizer."""
 
     def __post_init__(self) -> None:
         """Refuse a vocabulary that is too small."""
@@ -127,9 +131,11 @@ def echo_tokens(
         chain.append(token, position, tenant)
     history = list(prompt)
     stream = EchoStream([], [])
+    guided = decoder.grammars.begin(params.guide) if params.guide else None
     for position in range(params.max_tokens):
         logits = decoder.logits(chain.digest())
-        token = logits.choose(Draw(0, params, history, len(prompt), choice, position))
+        mask = guided.mask(array("i", stream.tokens)) if guided else None
+        token = logits.choose(Draw(0, params, history, len(prompt), choice, position, mask))
         if token == NO_TOKEN:
             break
         stream.tokens.append(token)

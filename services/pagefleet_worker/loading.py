@@ -2,11 +2,13 @@
 
 import hashlib
 import logging
+import time
 from array import array
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pagefleet.manifest import Manifest
 from pagefleet.params import SamplingParams
@@ -16,9 +18,10 @@ from pagefleet_worker.batch import Batch
 from pagefleet_worker.config import DecoderConfig, load_config
 from pagefleet_worker.decoder import Decoder
 from pagefleet_worker.engine import TorchEngine
+from pagefleet_worker.grammar import Grammars
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.pools import choose_size, make_pool
+from pagefleet_worker.pools import choose_size, make_host_pool, make_pool, measure_swap
 from pagefleet_worker.slots import Row, Slot
 from pagefleet_worker.weights import load_weights
 
@@ -63,6 +66,8 @@ def load_engine(
     )
     _log.info("%s", size)
     pool = make_pool(config, size.blocks, settings.block_size, dtype, device)
+    host_pool = make_host_pool(pool, settings.swap_space or 0)
+    costs = {} if host_pool is None else _measure_costs(decoder, settings, length, pool, host_pool)
     facts = EngineFacts(
         fingerprint=manifest.fingerprint,
         numerics=_numerics_class(kernels, dtype, device, settings.block_size),
@@ -72,8 +77,38 @@ def load_engine(
         max_model_len=min(length, size.blocks * settings.block_size),
         max_batched_tokens=settings.max_num_batched_tokens,
         vocab_size=config.vocab_size,
+        host_blocks=0 if host_pool is None else host_pool.shape[2],
+        **costs,
     )
-    return TorchEngine(facts, decoder, kernels, pool, settle_at_once=device.type == "cpu")
+    return TorchEngine(
+        facts,
+        decoder,
+        kernels,
+        pool,
+        settle_at_once=device.type == "cpu",
+        grammars=Grammars.load(folder, manifest),
+        host_pool=host_pool,
+    )
+
+
+def _measure_costs(
+    decoder: Decoder, settings: WorkerSettings, length: int, pool: Tensor, host_pool: Tensor
+) -> dict[str, float]:
+    """Microseconds to move a block and to compute a token: what the scheduler weighs."""
+    run_full_step(decoder, settings, length)
+    began = time.perf_counter()
+    run_full_step(decoder, settings, length)
+    if pool.device.type == "cuda":
+        torch.cuda.synchronize(pool.device)
+    compute = (time.perf_counter() - began) / settings.max_num_batched_tokens * 1e6
+    move = measure_swap(pool, host_pool)
+    _log.info(
+        "%d host blocks; moving one takes %.0f us, computing a token %.0f us",
+        host_pool.shape[2],
+        move,
+        compute,
+    )
+    return {"swap_micros": move, "compute_micros": compute}
 
 
 @torch.inference_mode()

@@ -1,8 +1,9 @@
 """What a request's parameters do to its logits before a token is chosen, temperature excepted.
 
-In this order: allowed tokens, bad words, tokens that may not come yet (`min_tokens`), bias,
-repetition penalty (Keskar and others, "CTRL", 2019, section 4.1), frequency and presence penalty
-(OpenAI's API reference). A forbidden token's logit is -inf, which no later stage changes.
+In this order: what a grammar allows, allowed tokens, bad words, tokens that may not come yet
+(`min_tokens`), bias, repetition penalty (Keskar and others, "CTRL", 2019, section 4.1), frequency
+and presence penalty (OpenAI's API reference). A forbidden token's logit is -inf, which no later
+stage changes.
 
 The histories live on the host: there each stage gathers what it changes over the whole batch, as
 (row, tokens, amounts); on the device it is one indexed operation.
@@ -28,11 +29,23 @@ def shape(scores: Tensor, draws: Sequence[Draw]) -> None:
     Raises:
         IndexError: a parameter or a history names a token outside the vocabulary.
     """
+    _guide(scores, draws)
     _allow(scores, draws)
     _forbid(scores, draws)
     _bias(scores, draws)
     _penalize_repetition(scores, draws)
     _penalize_frequency(scores, draws)
+
+
+def _guide(scores: Tensor, draws: Sequence[Draw]) -> None:
+    """The masks travel as bits and are unpacked on the device."""
+    guided = [row for row, draw in enumerate(draws) if draw.mask is not None]
+    if guided:
+        packed = bytearray(b"".join(draw.mask for draw in draws if draw.mask is not None))
+        masks = torch.frombuffer(packed, dtype=torch.uint8).view(len(guided), -1, 1)
+        bits = torch.arange(8, dtype=torch.uint8, device=scores.device)
+        allowed = (masks.to(scores.device) >> bits & 1).flatten(1)[:, : scores.shape[-1]].bool()
+        scores[guided] = scores[guided].masked_fill(~allowed, -torch.inf)
 
 
 def _allow(scores: Tensor, draws: Sequence[Draw]) -> None:

@@ -11,6 +11,7 @@ from pagefleet.settings import WorkerSettings
 from pagefleet_worker.costs import Roofline
 from pagefleet_worker.echo import EchoEngine
 from pagefleet_worker.echo_decoder import EchoDecoder
+from pagefleet_worker.grammar import NO_GRAMMARS, Grammars
 from pagefleet_worker.interface import EngineFacts
 
 ECHO_CELLS = 1 << 16
@@ -21,7 +22,10 @@ SIM_CELLS = 15_728
 
 
 def build_simulated(
-    settings: WorkerSettings, manifest: Manifest, progress: Callable[[], None]
+    settings: WorkerSettings,
+    manifest: Manifest,
+    progress: Callable[[], None],
+    grammars: Grammars = NO_GRAMMARS,
 ) -> EchoEngine:
     """The simulated engine that the settings name, with the vocabulary of a prepared model.
 
@@ -42,6 +46,6 @@ def build_simulated(
         max_batched_tokens=settings.max_num_batched_tokens,
         vocab_size=manifest.vocab_size,
     )
-    decoder = EchoDecoder(manifest.vocab_size, manifest.eos_token_ids)
+    decoder = EchoDecoder(manifest.vocab_size, manifest.eos_token_ids, grammars)
     seconds = Roofline() if simulates_time else lambda rows: settings.step_seconds
     return EchoEngine(facts, decoder, progress, seconds)

@@ -25,6 +25,7 @@ from pagefleet.wire import (
     pack_ints,
     unpack_ints,
 )
+from pagefleet_worker.grammar import DisobeyedError, Grammars, Guided
 from pagefleet_worker.interface import PlanError
 
 
@@ -45,6 +46,10 @@ class Slot:
     """Of the table."""
     fed: int | None = None
     """Positions fed so far; None: the first row says where the prefix hits end."""
+    on_trial: int = 0
+    """Tokens at the end of the history that are drafts: the next row says which of them stay."""
+    guided: Guided | None = None
+    """Its place in its grammar, from when it is first needed."""
 
     @classmethod
     def opened(cls, order: Open) -> "Slot":
@@ -66,6 +71,24 @@ class Slot:
             self.checksum,
             self.fed,
         )
+
+    def mask(self, place: int, grammars: Grammars) -> bytes | None:
+        """What its grammar allows at `place` (see `Draw.mask`); None without a grammar, and behind
+        a draft that breaks it: whatever follows such a draft is dropped.
+
+        Raises:
+            GuideError: the grammar cannot be followed.
+        """
+        if self.params.guide is None:
+            return None
+        if self.guided is None:
+            self.guided = grammars.begin(self.params.guide)
+        try:
+            return self.guided.mask(self.tokens[self.prompt_length : place])
+        except DisobeyedError:
+            if place <= len(self.tokens) - self.on_trial:
+                raise
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 `SparseLogits.choose` obeys the same parameters in the same order as `sampler.sample`, token by
 token in plain Python. It differs in one thing: a token without a logit of its own is drawn only if
-the bias or the allowed tokens name it. (It has the logit `FLOOR`, which at a temperature of 1 is
-less than the smallest weight of `sampler`.)
+the bias or the allowed tokens name it, or if a grammar allows none of the others. (It has the logit
+`FLOOR`, which at a temperature of 1 is less than the smallest weight of `sampler`.)
 """
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice
@@ -58,14 +58,20 @@ class SparseLogits:
 
     def _shaped(self, draw: Draw) -> tuple[list[int], list[float]]:
         params, forbidden = draw.params, draw.forbidden()
-        named = params.allowed_token_ids
-        tokens = {*self.tokens, *params.logit_bias} if named is None else set(named)
         scores = {
             token: self._logit(token) + params.logit_bias.get(token, 0.0)
-            for token in sorted(tokens - forbidden)
+            for token in sorted(self._candidates(draw) - forbidden)
         }
         _penalize(scores, draw)
         return list(scores), list(scores.values())
+
+    def _candidates(self, draw: Draw) -> set[int]:
+        named, mask = draw.params.allowed_token_ids, draw.mask
+        tokens = {*self.tokens, *draw.params.logit_bias} if named is None else set(named)
+        if mask is None:
+            return tokens
+        allowed = _allowed(mask, tokens)
+        return allowed if allowed or named is not None else _allowed(mask, range(self.size))
 
     def _logit(self, token: int) -> float:
         return self._own.get(token, FLOOR)
@@ -91,6 +97,10 @@ def pack_logprobs(
         pack_ints(token for token, _ in best),
         pack_floats(logprob for _, logprob in best),
     )
+
+
+def _allowed(mask: bytes, tokens: Iterable[int]) -> set[int]:
+    return {token for token in tokens if mask[token >> 3] >> (token & 7) & 1}
 
 
 def _penalize(scores: dict[int, float], draw: Draw) -> None:

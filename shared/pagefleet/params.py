@@ -18,6 +18,18 @@ MAX_LOGPROBS = 20
 MAX_CANDIDATES = 128
 """Most alternatives that a worker reports at one position; beam search looks at so many."""
 
+MAX_GRAMMAR_CHARACTERS = 1 << 18
+"""Longest grammar of a guide."""
+
+
+class Guide(msgspec.Struct, array_like=True, frozen=True):
+    """A grammar that every answer obeys: a choice may end only where its text is complete."""
+
+    grammar: str
+    """As llguidance writes it: Lark, or JSON that holds grammars (its docs, "syntax")."""
+    to_end: bool = False
+    """End only where nothing more may follow: the client asked to ignore the end of sequence."""
+
 
 class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Everything that decides which tokens follow a prompt, besides the prompt and the model.
@@ -61,6 +73,8 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
     """Exponent on the length that divides a beam's summed logprobs."""
     early_stopping: bool | None = False
     """When a beam search ends (`pagefleet_scheduler.beam`); None is transformers' "never"."""
+    guide: Guide | None = None
+    """What the output must read like; its end is one of `eos_token_ids`."""
 
     def __post_init__(self) -> None:
         """Refuse what no sampler could obey."""
@@ -92,6 +106,12 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
             ("bad_words", all(self.bad_words), "sequences of at least one token"),
             ("allowed_token_ids", self.allowed_token_ids != (), "absent or not empty"),
             ("beam_width", 0 <= self.beam_width <= MAX_CHOICES, f"0 to {MAX_CHOICES}"),
+            ("guide", self.guide is None or not self.beam_width, "absent with a beam search"),
+            (
+                "guide",
+                self.guide is None or len(self.guide.grammar) <= MAX_GRAMMAR_CHARACTERS,
+                f"a grammar of at most {MAX_GRAMMAR_CHARACTERS} characters",
+            ),
             ("stop_token_ids", self.candidates <= MAX_CANDIDATES, "fewer with a beam search"),
             ("logprobs", 0 <= (self.logprobs or 0) <= MAX_CANDIDATES, f"0 to {MAX_CANDIDATES}"),
             (
@@ -139,4 +159,5 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
             or self.presence_penalty != 0
             or self.repetition_penalty != 1
             or bool(self.bad_words)
+            or self.guide is not None
         )
