@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import (
-    PROTOCOL,
     Abort,
     ChoiceState,
     Finish,
@@ -23,7 +22,6 @@ from pagefleet.wire import (
     Plan,
     Rejected,
     Submit,
-    WorkerHello,
     pack_ints,
     unpack_ints,
 )
@@ -63,7 +61,7 @@ class Worker:
 class Cell:
     """See the module's text; the scheduler checks itself after everything that happens."""
 
-    def __init__(self, make_engine: Callable[[], Engine], **options: bool) -> None:
+    def __init__(self, make_engine: Callable[[], Engine], **options: int) -> None:
         self.scheduler = Scheduler(1 << 30, check=True, **options)
         self.make_engine = make_engine
         self.workers: dict[bytes, Worker] = {}
@@ -83,12 +81,7 @@ class Cell:
         """A worker joins."""
         name = f"worker {len(self.workers)} {random.random()}".encode()
         self.workers[name] = Worker(self.make_engine())
-        facts = self.workers[name].engine.facts
-        hello = WorkerHello(
-            PROTOCOL, "host", 1, 1, facts.fingerprint, facts.numerics, facts.block_size,
-            facts.blocks, facts.slots, facts.max_model_len, facts.max_batched_tokens,
-            facts.vocab_size,
-        )  # fmt: skip
+        hello = self.workers[name].engine.facts.hello("host", pid=1, started=1)
         self._handle(Arrived(name, hello))
         return name
 

@@ -4,21 +4,22 @@ from array import array
 from collections.abc import Sequence
 
 from pagefleet.params import SamplingParams
-from pagefleet.wire import unpack_ints
+from pagefleet.wire import Logprobs, unpack_ints
 from pagefleet_scheduler.beam import Answer, BeamSearch
 from pagefleet_scheduler.decoding import concatenate
 from pagefleet_worker.echo import EchoEngine
 from pagefleet_worker.echo_decoder import Chain, EchoDecoder, echo_tokens, tenant_of
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.sparse_logits import pack_logprobs
+from tests.byte_grammars import byte_grammars
 from tests.cell import Cell, Client
 
-DECODER = EchoDecoder(vocab_size=200, eos_token_ids=(3,))
+DECODER = EchoDecoder(200, (3,), byte_grammars(200, (3,)))
 
 
 def echo_beams(prompt: Sequence[int], params: SamplingParams) -> list[Answer]:
     """A beam search on the echo model without pages, batches or forks: its oracle."""
-    beams = [array("i")]
+    beams, pieces = [array("i")], [list[Logprobs]()]
     search = BeamSearch(params)
     while not search.done:
         candidates = []
@@ -28,8 +29,9 @@ def echo_beams(prompt: Sequence[int], params: SamplingParams) -> list[Answer]:
                 chain.append(token, position, tenant_of(b""))
             logits = DECODER.logits(chain.digest())
             candidates.append(pack_logprobs([logits], [0], params.candidates))
-        going = search.advance(beams, [[] for _ in beams], candidates)
+        going = search.advance(beams, pieces, candidates)
         beams = [beams[each.beam] + array("i", [each.token]) for each in going]
+        pieces = [[*pieces[each.beam], each.logprobs] for each in going if each.logprobs]
     return search.answers
 
 
@@ -43,9 +45,24 @@ class EchoCell(Cell):
         slots: int = 8,
         budget: int = 32,
         block_size: int = 4,
-        **options: bool,
+        host_blocks: int = 0,
+        swap_micros: float = 1.0,
+        compute_micros: float = 1.0,
+        **options: int,
     ) -> None:
-        facts = EngineFacts("echo", "echo", block_size, blocks, slots, 200, budget, 200)
+        facts = EngineFacts(
+            "echo",
+            "echo",
+            block_size,
+            blocks,
+            slots,
+            200,
+            budget,
+            200,
+            host_blocks,
+            swap_micros,
+            compute_micros,
+        )
         super().__init__(lambda: EchoEngine(facts, DECODER, lambda: None), **options)
 
     def compare(self) -> None:

@@ -21,6 +21,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple, TypeAlias
 
 from pagefleet.wire import Ints
@@ -48,7 +49,7 @@ History: TypeAlias = int | bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
     """What an indexed block is known to hold."""
 
     key: BlockKey
@@ -76,9 +77,12 @@ class BlockPool:
         self._blank = list(range(blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._settling: list[int] = []
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, Entry] = {}
         self._index: dict[bytes, int] = {}
-        self._identities = 0
+        self._identities = count(1)
+        self._twin: BlockPool | None = None
+        self.evict: Callable[[int, Entry], None] | None = None
+        """Called with a cached block that is about to be handed out, and what it holds."""
 
     def __repr__(self) -> str:
         return (
@@ -120,7 +124,9 @@ class BlockPool:
             block = self._blank.pop()
         elif self._cached:
             block, _ = self._cached.popitem(last=False)
-            self._forget(block)
+            entry = self._forget(block)
+            if self.evict is not None:
+                self.evict(block, entry)
         else:
             raise IndexError("the pool has no block available")
         self._references[block] = 1
@@ -156,8 +162,11 @@ class BlockPool:
 
         Also what a block that continues them is chained to (`index`).
         """
+        return self.follow(keys, root(salt))
+
+    def follow(self, keys: Iterable[BlockKey], before: History) -> tuple[list[int], History]:
+        """The blocks that hold what follows a known history, as far as that is known here."""
         hits: list[int] = []
-        before: History = root(salt)
         for key in keys:
             block = self._index.get(key.digest)
             if block is None:
@@ -168,6 +177,23 @@ class BlockPool:
             hits.append(block)
             before = entry.identity
         return hits, before
+
+    def join(self, twin: "BlockPool") -> None:
+        """Let two pools know equal content by equal identities, so that it can move over."""
+        self._twin, twin._twin = twin, self
+        self._identities = twin._identities
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether this very content is indexed."""
+        return self._known(entry.key, entry.before) == entry.identity
+
+    def adopt(self, block: int, entry: Entry) -> None:
+        """Make a block known by what a block of the twin held."""
+        known = self._index.get(entry.key.digest)
+        if known is not None:
+            self._disown(known)
+        self._entries[block] = entry
+        self._index[entry.key.digest] = block
 
     def idle(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` count as available now, and would not once they are shared."""
@@ -181,16 +207,12 @@ class BlockPool:
         """
         if not self.caching:
             return before
-        known = self._index.get(key.digest)
-        if known is not None:
-            entry = self._entries[known]
-            if entry.key == key and entry.before == before:
-                return entry.identity
-            self._disown(known)
-        self._identities += 1
-        self._entries[block] = _Entry(key, self._identities, before)
-        self._index[key.digest] = block
-        return self._identities
+        identity = self._known(key, before)
+        if identity is None:
+            twin = self._twin and self._twin._known(key, before)
+            identity = twin or next(self._identities)
+            self.adopt(block, Entry(key, identity, before))
+        return identity
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert the invariants, given all tables that refer to the pool."""
@@ -207,9 +229,18 @@ class BlockPool:
         assert all(block in self._entries for block in self._cached)
         assert not any(block in self._entries for block in self._blank)
 
-    def _forget(self, block: int) -> None:
+    def _known(self, key: BlockKey, before: History) -> int | None:
+        """The identity of a content, if it is indexed."""
+        block = self._index.get(key.digest)
+        if block is None:
+            return None
+        entry = self._entries[block]
+        return entry.identity if entry.key == key and entry.before == before else None
+
+    def _forget(self, block: int) -> Entry:
         entry = self._entries.pop(block)
         del self._index[entry.key.digest]
+        return entry
 
     def _disown(self, block: int) -> None:
         """Another history claims a block's digest: the block keeps no content that can be hit."""

@@ -39,9 +39,10 @@ from pagefleet.wire import (
     WorkerHello,
     unpack_ints,
 )
+from pagefleet_scheduler.flights import Flight, ResultError
 from pagefleet_scheduler.outbox import Outbox, Send
 from pagefleet_scheduler.placement import Placement
-from pagefleet_scheduler.planner import Flight, Planner, ResultError
+from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.requests import Requests
 from pagefleet_scheduler.sequence import Request, Sequence
 
@@ -103,6 +104,7 @@ class Scheduler:
         check: bool = False,
         max_queued: int = 10_000,
         worker_wait: float = 30.0,
+        drafts: int = 0,
     ) -> None:
         self.epoch = epoch
         self.lookahead = lookahead
@@ -110,6 +112,7 @@ class Scheduler:
         self.checking = check
         self.max_queued = max_queued
         self.worker_wait = worker_wait
+        self.drafts = drafts
         self.placement = Placement()
         self.outbox = Outbox(epoch)
         self.requests = Requests(self.placement, self.outbox)
@@ -312,6 +315,7 @@ class Scheduler:
             lookahead=self.lookahead,
             caching=self.caching,
             check=self.checking,
+            drafts=self.drafts,
         )
         worker = _Worker(self._joined - 1, planner, heard=self._now, progressed=self._now)
         self._workers[peer] = worker
@@ -411,6 +415,10 @@ def _stats(worker: _Worker) -> EngineStats:
         prefix_queries=planner.prefix_queries,
         prefix_hits=planner.prefix_hits,
         preemptions=planner.preemptions,
+        swapped_out=planner.host.moved_out,
+        swapped_in=planner.host.moved_in,
+        drafted=planner.drafted,
+        drafts_kept=planner.drafts_kept,
     )
 
 

@@ -1,5 +1,7 @@
 """From what a step sampled to tokens of sequences: ends, and the forks of choices and beams."""
 
+from array import array
+
 from pagefleet.params import SamplingParams
 from pagefleet.wire import Finish, Logprobs
 from pagefleet_scheduler.beam import Continuation
@@ -16,12 +18,15 @@ def finish_of(params: SamplingParams, outputs: int, last: int) -> Finish | None:
     return Finish.LENGTH if outputs >= params.max_tokens else None
 
 
-def append(sequence: Sequence, token: int, logprobs: Logprobs | None) -> None:
-    """Give a sequence its next token, and end it if that was its last."""
-    sequence.tokens.append(token)
-    if logprobs is not None:
-        sequence.logprobs.append(logprobs)
-    sequence.finish = finish_of(sequence.request.params, sequence.outputs, token)
+def extend(sequence: Sequence, tokens: "array[int]", logprobs: list[Logprobs | None]) -> None:
+    """Give a sequence its next tokens until one is its last."""
+    for token, piece in zip(tokens, logprobs, strict=True):
+        sequence.tokens.append(token)
+        if piece is not None:
+            sequence.logprobs.append(piece)
+        sequence.finish = finish_of(sequence.request.params, sequence.outputs, token)
+        if sequence.finish is not None:
+            return
 
 
 def fork(parent: Sequence) -> list[Sequence]:

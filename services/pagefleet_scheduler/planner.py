@@ -24,66 +24,19 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain
 
-from pagefleet.wire import (
-    SAMPLED,
-    Logprobs,
-    Open,
-    Plan,
-    PromptLogprobs,
-    Result,
-    WorkerHello,
-    pack_ints,
-    unpack_ints,
+from pagefleet.wire import SAMPLED, Open, Plan, Result, WorkerHello, pack_ints
+from pagefleet_scheduler.blocks import BlockKey, BlockPool, History
+from pagefleet_scheduler.flights import (
+    Accepted,
+    Flight,
+    PlannedRow,
+    ResultError,
+    Sampled,
+    agreeing,
 )
-from pagefleet_scheduler.blocks import BlockPool, History
+from pagefleet_scheduler.host import HostTier
 from pagefleet_scheduler.sequence import Sequence
-
-
-class ResultError(Exception):
-    """A result that does not fit the plan it answers: the worker cannot be believed any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
-    """What is remembered of a row until its result is there."""
-
-    sequence: Sequence
-    run: int
-    end: int
-    samples: int
-    ahead: bool
-    """The sequence counts the sample as its next token before it is back."""
-
-
-@dataclass(slots=True)
-class Flight:
-    """A step that is under way."""
-
-    plan: Plan
-    rows: list[PlannedRow]
-    sent: float = 0.0
-    repeated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """What a step gave one sequence."""
-
-    sequence: Sequence
-    tokens: "array[int]"
-    """One a choice."""
-    logprobs: list[Logprobs | None]
-
-
-@dataclass(slots=True)
-class Accepted:
-    """What a step gave."""
-
-    sampled: list[Sampled] = field(default_factory=list)
-    prompts: list[tuple[Sequence, PromptLogprobs]] = field(default_factory=list)
-    failed: list[tuple[Sequence, str]] = field(default_factory=list)
-    completed: list[Sequence] = field(default_factory=list)
-    """Sequences whose prompt is computed and that asked for nothing more."""
+from pagefleet_scheduler.speculation import propose
 
 
 @dataclass(slots=True)
@@ -110,17 +63,23 @@ class Planner:
         lookahead: bool = True,
         caching: bool = True,
         check: bool = False,
+        drafts: int = 0,
     ) -> None:
         self.worker = worker
         self.epoch = epoch
         self.depth = 2 if lookahead else 1
         self.checking = check
+        self.drafts = drafts
         self.pool = BlockPool(worker.blocks, worker.block_size, caching=caching)
+        self.host = HostTier(worker, self.pool)
+        self.pool.evict = self.host.keep
         self.running: list[Sequence] = []
         self.flights: deque[Flight] = deque()
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.drafted = 0
+        self.drafts_kept = 0
         self._step = 0
         self._watermark = max(1, worker.blocks // 100)
         self._free_slots = list(range(worker.slots - 1, -1, -1))
@@ -155,34 +114,40 @@ class Planner:
         """Whether there are a slot and blocks for all that the sequence has, with some to spare."""
         if not self._free_slots or not self.fits(sequence):
             return False
-        hits, _ = self._match(sequence)
+        hits, _ = self._match(self._keys(sequence), sequence)
         wanted = self._blocks_for(len(sequence.tokens)) - len(hits) + self.pool.idle(hits)
         spare = self._watermark if self.running else 0
         return wanted + spare <= self.pool.available
 
     def hits(self, sequence: Sequence) -> int:
-        """How many of its positions the prefix cache holds."""
-        return len(self._match(sequence)[0]) * self.pool.block_size
+        """How many of its positions the device's prefix cache holds."""
+        return len(self._match(self._keys(sequence), sequence)[0]) * self.pool.block_size
 
     def admit(self, sequence: Sequence) -> None:
         """Let a sequence run that `can_admit` took: give it a slot and blocks.
 
         A beam's candidates are computed again with its keys: a fork shares computed blocks only.
         """
-        hits, history = self._match(sequence)
+        keys = self._keys(sequence)
+        hits, history = self._match(keys, sequence)
         for block in hits:
             self.pool.share(block)
         count = self._blocks_for(len(sequence.tokens)) - len(hits)
-        sequence.append_blocks(hits + [self.pool.allocate() for _ in range(count)])
+        fresh = [self.pool.allocate() for _ in range(count)]
+        from_host = self.host.match(keys[len(hits) :], history)
+        self.host.bring_back(from_host, fresh[: len(from_host)])
+        sequence.append_blocks(hits + fresh)
         sequence.indexed = len(hits)
         sequence.history = history
-        sequence.ordered = sequence.computed = len(hits) * self.pool.block_size
+        found = (len(hits) + len(from_host)) * self.pool.block_size
+        sequence.ordered = sequence.computed = found
         sequence.slot = self._free_slots.pop()
         sequence.candidates = None
+        sequence.protected = sequence.run > 0
         self.prefix_queries += len(sequence.tokens)
-        self.prefix_hits += sequence.computed
+        self.prefix_hits += found
         if sequence.run == 0:
-            sequence.cached = min(sequence.computed, len(sequence.request.prompt))
+            sequence.cached = min(found, len(sequence.request.prompt))
         insort(self.running, sequence, key=lambda running: running.order)
 
     def fork(self, sequences: list[Sequence]) -> list[Sequence]:
@@ -210,6 +175,7 @@ class Planner:
         """Take back everything from a sequence that has ended, or is to wait."""
         assert sequence.slot is not None
         self.running.remove(sequence)
+        self.host.cancel(sequence.table)
         self.pool.release(sequence.table)
         self._close(sequence.slot, sequence.opened)
         sequence.forget_run()
@@ -241,6 +207,7 @@ class Planner:
             draft = self._draft(preempted)
         if not draft.planned:
             return None
+        swap_out, swap_in = self.host.take_orders()
         plan = Plan(
             epoch=self.epoch,
             step=self._step,
@@ -252,6 +219,8 @@ class Planner:
             tables=pack_ints(draft.tables),
             copies=pack_ints(draft.copies),
             full_tables=pack_ints(draft.full_tables),
+            swap_out=pack_ints(swap_out),
+            swap_in=pack_ints(swap_in),
         )
         self._step += 1
         self._forks.clear()
@@ -267,16 +236,29 @@ class Planner:
         single = sum(sequence.pending == 1 for sequence in self.running)
         for sequence in tuple(self.running):
             pending = sequence.pending
-            if sequence.slot is None or pending == 0:
+            if sequence.slot is None or pending <= 0 or self._waits_to_draft(sequence):
                 continue
             single -= pending == 1
             count = min(pending, max(budget - single, 1), budget)
             if count == 0:
                 break
             if self._make_writable(sequence, count, draft, preempted):
-                self._add_row(sequence, count, draft)
-                budget -= count
+                drafts = self._drafts(sequence, count, budget - single - count)
+                self._add_row(sequence, count, drafts, draft)
+                budget -= count + len(drafts)
         return draft
+
+    def _waits_to_draft(self, sequence: Sequence) -> bool:
+        """Whether a sequence repeats itself, so that drafts behind its next token may be right."""
+        return bool(self.drafts and sequence.ahead and propose(sequence.tokens, 1))
+
+    def _drafts(self, sequence: Sequence, count: int, budget: int) -> "array[int]":
+        """Tokens to feed on trial behind a sequence's last one, in blocks that it has already."""
+        if not self.drafts or not sequence.can_draft or count < sequence.pending:
+            return array("i")
+        room = len(sequence.table) * self.pool.block_size - len(sequence.tokens)
+        left = sequence.request.params.max_tokens - sequence.outputs - 1
+        return propose(sequence.tokens, min(self.drafts, budget, room, left))
 
     def _make_writable(
         self, sequence: Sequence, count: int, draft: _Draft, preempted: list[Sequence]
@@ -295,8 +277,8 @@ class Planner:
         while self.pool.available < wanted:
             if self.pool.available + self.pool.settling >= wanted:
                 return False
-            victim = self.running[-1]
-            if victim is sequence or (victim.request is sequence.request and victim.request.search):
+            victim = self._victim(sequence)
+            if victim is None:
                 return False
             preempted += self.preempt(victim)
         if copied:
@@ -310,6 +292,18 @@ class Planner:
         sequence.append_blocks([self.pool.allocate() for _ in range(missing)])
         return True
 
+    def _victim(self, sequence: Sequence) -> Sequence | None:
+        """The latest sequence after `sequence` that has made progress since it came back.
+
+        For the oldest of all anyone later will do, so that it always goes on.
+        """
+        for latest in reversed(self.running):
+            if latest is sequence or latest.belongs_with(sequence):
+                return None
+            if not latest.protected or sequence is self.running[0]:
+                return latest
+        return None
+
     def preempt(self, victim: Sequence) -> list[Sequence]:
         """Take back all that a sequence has; the beams of one search go together."""
         gang = [victim]
@@ -320,7 +314,7 @@ class Planner:
         self.preemptions += len(gang)
         return gang
 
-    def _add_row(self, sequence: Sequence, count: int, draft: _Draft) -> None:
+    def _add_row(self, sequence: Sequence, count: int, drafts: "array[int]", draft: _Draft) -> None:
         slot = sequence.slot
         assert slot is not None
         start, end = sequence.ordered, sequence.ordered + count
@@ -330,21 +324,22 @@ class Planner:
         for index in range(sequence.table_sent, len(sequence.table)):
             draft.tables += (slot, index, sequence.table[index])
         sequence.table_sent = len(sequence.table)
-        logits = sequence.samples_at(end)
-        draft.rows.extend(
-            (slot, start, count, logits, len(sequence.table), sequence.checksum),
-        )
+        logits = (1 + len(drafts)) * sequence.samples_at(end)
+        fed = count + len(drafts)
+        draft.rows.extend((slot, start, fed, logits, len(sequence.table), sequence.checksum))
         draft.tokens.extend(sequence.tokens[start:end])
         if end > len(sequence.tokens):
             draft.tokens.append(SAMPLED)
+        draft.tokens.extend(drafts)
         if self.checking:
             draft.full_tables.extend(sequence.table)
-        samples = len(sequence.choices) if logits else 0
+        samples = logits * len(sequence.choices)
         ahead = samples == 1 and not sequence.waits_for_others
-        draft.planned.append(PlannedRow(sequence, sequence.run, end, samples, ahead))
-        sequence.ordered = end
+        draft.planned.append(PlannedRow(sequence, sequence.run, end, samples, ahead, drafts))
+        sequence.ordered = end + len(drafts)
         sequence.ahead += ahead
         sequence.flying += 1
+        self.drafted += len(drafts)
 
     def _open(self, sequence: Sequence) -> Open:
         prompt = sequence.request.prompt
@@ -366,18 +361,14 @@ class Planner:
         Raises:
             ResultError: it is another step's, or it does not fit the plan.
         """
-        if not self.flights or self.flights[0].plan.step != result.step:
+        if not self.flights:
             raise ResultError(f"step {result.step} is not the one that is awaited")
-        rows = self.flights.popleft().rows
-        tokens = unpack_ints(result.tokens)
-        if len(tokens) != sum(row.samples for row in rows):
-            raise ResultError(f"step {result.step} gave {len(tokens)} samples, not as ordered")
+        landed = self.flights[0].landed(result)
+        self.flights.popleft()
         errors = {error.row: error.text for error in result.errors}
-        logprobs = dict(result.logprobs)
-        accepted, at = Accepted(), 0
-        for number, row in enumerate(rows):
-            sequence, first = row.sequence, at
-            at += row.samples
+        accepted = Accepted()
+        for number, (row, tokens, logprobs) in enumerate(landed):
+            sequence = row.sequence
             sequence.ahead -= row.ahead
             sequence.flying -= 1
             if sequence.finish is not None:
@@ -385,29 +376,34 @@ class Planner:
             if number in errors:
                 accepted.failed.append((sequence, errors[number]))
                 continue
+            kept = agreeing(row.drafts, tokens)
+            self.drafts_kept += kept
             if sequence.run == row.run:
-                self._computed(sequence, row.end)
-            if row.samples:
-                pieces = [logprobs.get(sample) for sample in range(first, at)]
-                accepted.sampled.append(Sampled(sequence, tokens[first:at], pieces))
+                self._computed(sequence, row.end, row.drafts[:kept])
+            if row.drafts:
+                tokens, logprobs = tokens[: kept + 1], logprobs[: kept + 1]
+            if tokens:
+                sequence.protected = False
+                accepted.sampled.append(Sampled(sequence, tokens, logprobs))
             elif sequence.run == row.run and row.end == sequence.length:
                 accepted.completed.append(sequence)
-        for piece in result.prompts:
-            if not 0 <= piece.row < len(rows):
-                raise ResultError(f"step {result.step} has no row {piece.row}")
-            accepted.prompts.append((rows[piece.row].sequence, piece))
+        accepted.prompts = [(landed[piece.row][0].sequence, piece) for piece in result.prompts]
         return accepted
 
-    def _computed(self, sequence: Sequence, end: int) -> None:
-        sequence.computed = end
+    def _computed(self, sequence: Sequence, end: int, kept: "array[int]") -> None:
+        """Positions before `end`, and behind it those of drafts that were kept, are certain."""
+        sequence.computed = end + len(kept)
+        if sequence.ordered > sequence.computed and not sequence.flying:
+            sequence.ordered = sequence.computed
         size = self.pool.block_size
-        if end // size > sequence.indexed:
-            keys = sequence.full_keys(size, end, self.pool.digest)
-            for number in range(sequence.indexed, end // size):
+        if sequence.computed // size > sequence.indexed:
+            known = sequence.tokens[:end] + kept
+            keys = sequence.full_keys(size, sequence.computed, self.pool.digest, known)
+            for number in range(sequence.indexed, len(keys)):
                 sequence.history = self.pool.index(
                     sequence.table[number], keys[number], sequence.history
                 )
-            sequence.indexed = end // size
+            sequence.indexed = len(keys)
 
     def abandon(self) -> list[Sequence]:
         """The worker is lost: give back all that ran here, as having to start again."""
@@ -423,13 +419,14 @@ class Planner:
     def check(self) -> None:
         """Assert the invariants of the pool, the slots and the counts."""
         self.pool.check(sequence.table for sequence in self.running)
+        self.host.check()
         slots = [sequence.slot for sequence in self.running]
         assert None not in slots
         assert {*slots, *self._free_slots, *self._closing} == set(range(self.worker.slots))
         assert len(slots) + len(self._free_slots) + len(self._closing) == self.worker.slots
         assert self.running == sorted(self.running, key=lambda sequence: sequence.order)
         for sequence in self.running:
-            assert 0 <= sequence.computed <= sequence.ordered <= sequence.length
+            assert 0 <= sequence.computed <= sequence.ordered <= sequence.length + self.drafts
             assert self._blocks_for(sequence.ordered) <= len(sequence.table)
             assert sequence.finish is None
         assert len(self.flights) <= self.depth
@@ -437,12 +434,15 @@ class Planner:
     def _blocks_for(self, positions: int) -> int:
         return -(-positions // self.worker.block_size)
 
-    def _match(self, sequence: Sequence) -> tuple[list[int], History]:
-        """The prefix hits of a sequence: at most all but one of its tokens, never what it writes.
+    def _keys(self, sequence: Sequence) -> list[BlockKey]:
+        """Of the blocks that a prefix hit may cover: it leaves one token to be computed.
 
         Logprobs of a prompt have to be computed, so they hit nothing.
         """
-        limit = 0 if sequence.request.wants_prompt_logprobs else len(sequence.tokens) - 1
-        pool = self.pool
-        keys = sequence.full_keys(pool.block_size, limit, pool.digest) if pool.caching else []
-        return pool.match(sequence.request.salt, keys)
+        if not self.pool.caching or sequence.request.wants_prompt_logprobs:
+            return []
+        limit = len(sequence.tokens) - 1
+        return sequence.full_keys(self.pool.block_size, limit, self.pool.digest)
+
+    def _match(self, keys: list[BlockKey], sequence: Sequence) -> tuple[list[int], History]:
+        return self.pool.match(sequence.request.salt, keys)

@@ -5,14 +5,15 @@ that comes with tokens, after a fault, is a sequence that goes on from them. A b
 with one beam, from the prompt, and answers all its choices when it ends.
 """
 
+from array import array
 from collections.abc import Iterator
 
 from pagefleet.wire import ChoiceState, Finish, Logprobs, Reason, unpack_ints
 from pagefleet_scheduler import decoding
 from pagefleet_scheduler.beam import BeamSearch
+from pagefleet_scheduler.flights import Accepted, Sampled
 from pagefleet_scheduler.outbox import Outbox
 from pagefleet_scheduler.placement import Placement
-from pagefleet_scheduler.planner import Accepted, Sampled
 from pagefleet_scheduler.sequence import Request, Sequence
 
 
@@ -137,20 +138,28 @@ class Requests:
             self._completed(sequence)
 
     def _sampled(self, sampled: Sampled) -> None:
-        sequences = [sampled.sequence]
-        if len(sampled.tokens) > 1:
-            sequences = decoding.fork(sampled.sequence)
-            self._placement.share(sequences)
-        for sequence, token, piece in zip(sequences, sampled.tokens, sampled.logprobs, strict=True):
-            decoding.append(sequence, token, piece)
-            choice = sequence.choices[0]
-            if not sequence.answers(choice):
-                self._drop(sequence)
-                continue
-            self._outbox.output(sequence, choice, sequence.sent)
-            if sequence.finish is not None:
-                self._placement.stop(sequence)
-                sequence.request.end(choice)
+        if len(sampled.sequence.choices) == 1:
+            self._extend(sampled.sequence, sampled.tokens, sampled.logprobs)
+            return
+        sequences = decoding.fork(sampled.sequence)
+        self._placement.share(sequences)
+        for number, sequence in enumerate(sequences):
+            part = slice(number, number + 1)
+            self._extend(sequence, sampled.tokens[part], sampled.logprobs[part])
+
+    def _extend(
+        self, sequence: Sequence, tokens: "array[int]", logprobs: list[Logprobs | None]
+    ) -> None:
+        """Give a sequence its next tokens, as far as it goes on."""
+        choice = sequence.choices[0]
+        if not sequence.answers(choice):
+            self._drop(sequence)
+            return
+        decoding.extend(sequence, tokens, logprobs)
+        self._outbox.output(sequence, choice, sequence.sent)
+        if sequence.finish is not None:
+            self._placement.stop(sequence)
+            sequence.request.end(choice)
 
     def _completed(self, sequence: Sequence) -> None:
         """The prompt is computed, and that was all."""

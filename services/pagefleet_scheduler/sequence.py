@@ -90,6 +90,8 @@ class Sequence:
     """Outputs that had been sent when its last beat came: by the next it must have them."""
     ahead: int = 0
     """Samples that are ordered and whose values are not back."""
+    protected: bool = False
+    """It came back from a preemption and has not got a token since."""
     flying: int = 0
     """Rows whose results are not back; until they are, a sequence that waits is not let in."""
     ordered: int = 0
@@ -159,25 +161,43 @@ class Sequence:
         """Whether its next token is known only once the scheduler has seen the result."""
         return len(self.choices) > 1 or self.request.search is not None
 
+    def belongs_with(self, other: "Sequence") -> bool:
+        """Whether both are beams of one search, which run and lose their blocks together."""
+        return self.request is other.request and self.request.search is not None
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether tokens may be fed on trial behind its last one."""
+        return self.ahead == 0 and not self.waits_for_others
+
     @property
     def idles(self) -> bool:
         """Whether it is a beam that waits for other beams."""
-        return self.request.search is not None and not self.flying and self.pending == 0
+        return self.request.search is not None and not self.flying and self.pending <= 0
 
     def samples_at(self, end: int) -> bool:
         """Whether a row that ends before position `end` gives a new token."""
         return end == self.length and self.request.params.max_tokens > 0
 
     def full_keys(
-        self, block_size: int, limit: int, digest: Callable[[bytes, Ints], bytes]
+        self,
+        block_size: int,
+        limit: int,
+        digest: Callable[[bytes, Ints], bytes],
+        tokens: "array[int] | None" = None,
     ) -> list[BlockKey]:
-        """Keys of the full blocks among the first `limit` known positions."""
+        """Keys of the full blocks among the first `limit` positions of its tokens.
+
+        `tokens` are these where it does not have them all yet.
+        """
         count = limit // block_size
+        if tokens is None:
+            tokens = self.tokens
         while len(self.keys) < count:
             before = self.keys[-1].digest if self.keys else root(self.request.salt)
             start = len(self.keys) * block_size
-            tokens = pack_ints(self.tokens[start : start + block_size])
-            self.keys.append(BlockKey(digest(before, tokens), tokens))
+            packed = pack_ints(tokens[start : start + block_size])
+            self.keys.append(BlockKey(digest(before, packed), packed))
         return self.keys[:count]
 
     def append_blocks(self, blocks: list[int]) -> None:

@@ -52,6 +52,7 @@ class Server:
             check=settings.check,
             max_queued=settings.max_num_queued_reqs,
             worker_wait=settings.worker_wait,
+            drafts=settings.speculative_ngram,
         )
 
     def run(self) -> None:

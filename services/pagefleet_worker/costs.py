@@ -4,10 +4,23 @@ A row with one input token is a decode, one with more a prefill (or a part of on
 read once a step, the cells of all positions before a row's end once each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from typing import Protocol
 
-from pagefleet_worker.slots import Row
+
+class Work(Protocol):
+    """What the cost of a row depends on; `slots.Row` is one."""
+
+    @property
+    def tokens(self) -> Sized:
+        """Its input tokens."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """Position after the last of them."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,7 +48,7 @@ class Roofline:
     step_seconds: float = 1e-3
     sequence_seconds: float = 0.3e-3
 
-    def __call__(self, rows: Sequence[Row]) -> float:
+    def __call__(self, rows: Sequence[Work]) -> float:
         """Seconds that a step of these rows takes."""
         prefill = sum(len(row.tokens) for row in rows if len(row.tokens) > 1)
         cells = sum(row.end for row in rows)
@@ -48,7 +61,7 @@ class Roofline:
         )
 
 
-def distserve_opt_13b(rows: Sequence[Row]) -> float:
+def distserve_opt_13b(rows: Sequence[Work]) -> float:
     """Seconds that a step takes on an A100-80G with OPT-13B, as DistServe fitted it (Zhong and
     others, OSDI 2024; the constants are those of its published simulator).
 

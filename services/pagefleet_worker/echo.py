@@ -25,16 +25,12 @@ class CellPool:
 
     def __init__(self, blocks: int, block_size: int) -> None:
         self._block_size = block_size
-        self._blocks = [poison(block, block_size) for block in range(blocks)]
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy a whole block."""
-        self._blocks[target] = self._blocks[source]
+        self.blocks = [poison(block, block_size) for block in range(blocks)]
 
     def read(self, table: Sequence[int], length: int) -> bytes:
         """The cells of the first `length` positions."""
         blocks = -(-length // self._block_size)
-        cells = b"".join(map(self._blocks.__getitem__, table[:blocks]))
+        cells = b"".join(map(self.blocks.__getitem__, table[:blocks]))
         return cells[: length * CELL.size]
 
     def write(self, table: Sequence[int], start: int, cells: bytes) -> None:
@@ -45,8 +41,8 @@ class CellPool:
         while at < end:
             index, offset = divmod(at, width)
             part = cells[len(cells) - (end - at) :][: width - offset]
-            old = self._blocks[table[index]]
-            self._blocks[table[index]] = old[:offset] + part + old[offset + len(part) :]
+            old = self.blocks[table[index]]
+            self.blocks[table[index]] = old[:offset] + part + old[offset + len(part) :]
             at += len(part)
 
 
@@ -96,8 +92,13 @@ class EchoEngine:
     def reset(self) -> None:
         """Begin an epoch: forget every slot and block."""
         facts = self.facts
-        self._slots = Slots(facts.slots, facts.blocks, facts.block_size, facts.max_model_len)
+        self._slots = Slots(
+            facts.slots, facts.blocks, facts.block_size, facts.max_model_len, facts.host_blocks
+        )
         self._pool = CellPool(facts.blocks, facts.block_size)
+        self._host = [
+            poison(facts.blocks + block, facts.block_size) for block in range(facts.host_blocks)
+        ]
 
     def launch(self, plan: Plan) -> Done:
         """Run a step.
@@ -107,8 +108,12 @@ class EchoEngine:
         """
         step = self._slots.apply(plan)
         self._decoder.grammars.prepare_all(plan.opens)
+        for block, host in step.swap_out:
+            self._host[host] = self._pool.blocks[block]
         for source, target in step.copies:
-            self._pool.copy(source, target)
+            self._pool.blocks[target] = self._pool.blocks[source]
+        for host, block in step.swap_in:
+            self._pool.blocks[block] = self._host[host]
         answer = _Answer()
         for index, row in enumerate(step.rows):
             self._compute(index, row, answer)

@@ -29,6 +29,7 @@ from pagefleet_worker.draw import NO_TOKEN, Draw
 from pagefleet_worker.grammar import NO_GRAMMARS, Grammars, GuideError
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.logprobs import DrawLogprobs, Ranked, rank
+from pagefleet_worker.pools import swap_blocks
 from pagefleet_worker.sampler import sample
 from pagefleet_worker.slots import Row, Slots, Step
 
@@ -151,14 +152,18 @@ class TorchEngine:
         *,
         settle_at_once: bool,
         grammars: Grammars = NO_GRAMMARS,
+        host_pool: Tensor | None = None,
     ) -> None:
         self.facts = facts
         self.decoder = decoder
         self.kernels = kernels
         self.pool = pool
+        self._host_pool = host_pool
         self._settle_at_once = settle_at_once
-        self._grammars = grammars
-        self._slots = Slots(facts.slots, facts.blocks, facts.block_size, facts.max_model_len)
+        self.grammars = grammars
+        self._slots = Slots(
+            facts.slots, facts.blocks, facts.block_size, facts.max_model_len, facts.host_blocks
+        )
         self._sampled = torch.zeros(facts.slots, dtype=torch.int64, device=pool.device)
         self._last: Pending | None = None
 
@@ -176,10 +181,8 @@ class TorchEngine:
         """
         started = time.perf_counter()
         step = self._slots.apply(plan)
-        self._grammars.prepare_all(plan.opens)
-        if step.copies:
-            pairs = torch.tensor(step.copies, device=self.pool.device)
-            self.kernels.copy_blocks(self.pool, pairs)
+        self.grammars.prepare_all(plan.opens)
+        self._move_blocks(step)
         if self._last is not None and _needs_history(step.rows):
             self._last.settle()
         samples = Samples.of(step.rows)
@@ -190,6 +193,15 @@ class TorchEngine:
         self._last = pending
         return pending
 
+    def _move_blocks(self, step: Step) -> None:
+        if self._host_pool is not None and step.swap_out:
+            swap_blocks(self.pool, self._host_pool, step.swap_out)
+        if step.copies:
+            pairs = torch.tensor(step.copies, device=self.pool.device)
+            self.kernels.copy_blocks(self.pool, pairs)
+        if self._host_pool is not None and step.swap_in:
+            swap_blocks(self._host_pool, self.pool, step.swap_in)
+
     def _compute(
         self, rows: Sequence[Row], samples: Samples
     ) -> tuple[Tensor, DrawLogprobs, list[PromptRanked]]:
@@ -199,7 +211,7 @@ class TorchEngine:
         batch = Batch.of(rows, self.facts.block_size, device)
         self._fill_in(rows, batch)
         hidden = self.decoder.hidden(batch, self.pool)
-        samples.guide(rows, self._grammars)
+        samples.guide(rows, self.grammars)
         prompts = self._prompt_logprobs(rows, hidden)
         if not samples.draws:
             return torch.empty(0, dtype=torch.int64), DrawLogprobs([]), prompts

@@ -1,9 +1,9 @@
 """What a worker process runs: an engine. The real one, EchoEngine and SimEngine are alike here."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from pagefleet.wire import Plan, Result
+from pagefleet.wire import PROTOCOL, Plan, Result, WorkerHello
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,13 @@ class EngineFacts:
     max_model_len: int
     max_batched_tokens: int
     vocab_size: int
+    host_blocks: int = 0
+    swap_micros: float = 0.0
+    compute_micros: float = 0.0
+
+    def hello(self, host: str, pid: int, started: int) -> WorkerHello:
+        """What a worker process with this engine says first."""
+        return WorkerHello(PROTOCOL, host, pid, started, **asdict(self))
 
 
 class PlanError(Exception):

@@ -5,6 +5,8 @@ a CPU, where memory is shared with everything else; on a GPU it is what a full s
 leaves of the share that the worker may use.
 """
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -76,6 +78,38 @@ def make_pool(
     """The pool, all zeros: [layers, 2, N, G, S, D]; index 0 of the second axis holds the keys."""
     shape = (config.layers, 2, blocks, config.kv_heads, block_size, config.head_dim)
     return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def make_host_pool(pool: Tensor, nbytes: int) -> Tensor | None:
+    """A pool of the same layout in host memory, of at most `nbytes`; None if that is no block.
+
+    Pinned beside a GPU, so that copies need not wait for the processor.
+    """
+    blocks = nbytes // (pool.nbytes // pool.shape[2])
+    if blocks == 0:
+        return None
+    shape = (*pool.shape[:2], blocks, *pool.shape[3:])
+    return torch.zeros(shape, dtype=pool.dtype, pin_memory=pool.device.type == "cuda")
+
+
+def swap_blocks(source: Tensor, target: Tensor, pairs: list[tuple[int, int]]) -> None:
+    """Copy whole blocks from one pool to another; pairs are (source block, target block)."""
+    sources, targets = (torch.tensor(blocks) for blocks in zip(*pairs, strict=True))
+    moved = source.index_select(2, sources.to(source.device))
+    target.index_copy_(2, targets.to(target.device), moved.to(target.device))
+
+
+def measure_swap(pool: Tensor, host_pool: Tensor) -> float:
+    """Microseconds that moving a block between the pools takes; block 0 of both is overwritten."""
+    pairs = [(block, block) for block in range(min(8, pool.shape[2], host_pool.shape[2]))]
+    fastest = math.inf
+    for _ in range(3):
+        began = time.perf_counter()
+        swap_blocks(pool, host_pool, pairs)
+        if pool.device.type == "cuda":
+            torch.cuda.synchronize(pool.device)
+        fastest = min(fastest, time.perf_counter() - began)
+    return fastest / len(pairs) * 1e6
 
 
 def _left_over(device: torch.device, share: float, profile: Callable[[], object]) -> int:

@@ -19,7 +19,6 @@ import zmq
 from pagefleet.host import host_id, start_time
 from pagefleet.transport import Peer
 from pagefleet.wire import (
-    PROTOCOL,
     Fence,
     Join,
     Plan,
@@ -165,17 +164,4 @@ class Server:
 
 def hello_of(facts: EngineFacts) -> WorkerHello:
     """What this process says of itself."""
-    return WorkerHello(
-        protocol=PROTOCOL,
-        host=host_id(),
-        pid=os.getpid(),
-        started=start_time(os.getpid()),
-        fingerprint=facts.fingerprint,
-        numerics=facts.numerics,
-        block_size=facts.block_size,
-        blocks=facts.blocks,
-        slots=facts.slots,
-        max_model_len=facts.max_model_len,
-        max_batched_tokens=facts.max_batched_tokens,
-        vocab_size=facts.vocab_size,
-    )
+    return facts.hello(host_id(), os.getpid(), start_time(os.getpid()))

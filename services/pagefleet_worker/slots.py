@@ -126,14 +126,21 @@ class Step:
     """(slot, index, block)"""
     copies: list[tuple[int, int]]
     """(source block, target block)"""
+    swap_out: list[tuple[int, int]]
+    """(device block, host block), before the copies"""
+    swap_in: list[tuple[int, int]]
+    """(host block, device block), after the copies"""
 
 
 class Slots:
     """All slots of a worker in one epoch."""
 
-    def __init__(self, count: int, blocks: int, block_size: int, max_tokens: int) -> None:
+    def __init__(
+        self, count: int, blocks: int, block_size: int, max_tokens: int, host_blocks: int = 0
+    ) -> None:
         self.count = count
         self.blocks = blocks
+        self.host_blocks = host_blocks
         self.block_size = block_size
         self.max_tokens = max_tokens
         self.clear()
@@ -167,18 +174,23 @@ class Slots:
         for pair in copies:
             for block in pair:
                 self._check_block(block)
+        swap_out, swap_in = _pairs(plan.swap_out), _pairs(plan.swap_in)
+        for host, device in [*((host, device) for device, host in swap_out), *swap_in]:
+            self._check_block(device)
+            if not 0 <= host < self.host_blocks:
+                raise PlanError(f"block {host} is outside the host pool of {self.host_blocks}")
         rows = self._rows(plan)
         opened = [order.slot for order in plan.opens]
-        return Step(plan.epoch, plan.step, rows, opened, forked, deltas, copies)
+        return Step(plan.epoch, plan.step, rows, opened, forked, deltas, copies, swap_out, swap_in)
 
     def record(self, row: Row, tokens: Sequence[int]) -> None:
         """Append what was sampled for a row at its last position to the slot's history.
 
-        Samples of a slot with several choices, or of a beam, are not its history: the scheduler
-        forks it, and says how each fork goes on.
+        Samples of a slot with several choices, of a beam or behind drafts are not its history: the
+        scheduler says how it goes on.
         """
         slot = row.slot
-        goes_on = len(slot.choices) == 1 and not slot.params.beam_width
+        goes_on = len(slot.choices) == 1 and row.logits == 1 and not slot.params.beam_width
         if goes_on and len(slot.tokens) == row.end:
             slot.tokens.append(tokens[-1])
 
@@ -261,6 +273,9 @@ class Slots:
         if not 0 <= row.start <= fed:
             raise PlanError(f"slot {row.number}: position {row.start} skips tokens")
         row.slot.fed = row.end
+        if row.slot.on_trial:
+            del known[max(row.start, len(known) - row.slot.on_trial) :]
+        row.slot.on_trial = max(row.logits - 1, 0)
         if tokens[-1] == SAMPLED:
             if row.end - 1 < len(known):
                 tokens[-1] = known[row.end - 1]

@@ -82,6 +82,17 @@ class GatewaySettings(ModelSettings):
         lambda: f"ipc://{runtime_folder()}/gateways.sock", "where the scheduler meets gateways"
     )
     api_key: str | None = setting(None, "clients must send this key; best set by the environment")
+    api_key_file: str | None = setting(
+        None, "TOML or JSON file of hashed keys with limits (`pagefleet_gateway.tenants`)"
+    )
+    allowed_origins: str | None = setting(
+        None, "origins whose pages may ask, separated by commas; * is any"
+    )
+    root_path: str = setting("", "what a proxy leaves in front of paths, for example /llm")
+    ssl_certfile: str | None = setting(None, "certificate chain in PEM; serves HTTPS")
+    ssl_keyfile: str | None = setting(None, "its private key in PEM, if not in the same file")
+    max_connections: int = setting(10_000, "connections that clients may have open", least=1)
+    log_prompts: bool = setting(False, "log prompts and answers too")
     max_body_bytes: int = setting(
         2 * 2**20, "largest request body, for example 2MiB", least=1024, convert=parse_size
     )
@@ -100,6 +111,9 @@ class SchedulerSettings:
     )
     enable_prefix_caching: bool = setting(True, "share the blocks of equal prefixes")
     lookahead: bool = setting(True, "order the next step before the last one's result is back")
+    speculative_ngram: int = setting(
+        0, "tokens to feed on trial where a sequence repeats itself; 0 is off", least=0, most=64
+    )
     check: bool = setting(False, "check every invariant at every step, and send whole tables")
     max_num_queued_reqs: int = setting(10_000, "requests that may wait; more are refused", least=1)
     worker_wait: float = setting(30.0, "seconds that requests wait for a first worker", least=0)
@@ -126,6 +140,9 @@ class WorkerSettings(ModelSettings):
         0.9, "share of a GPU's memory to use", least=0.05, most=1.0
     )
     num_blocks: int | None = setting(None, "blocks of the KV pool, whatever they take", least=1)
+    swap_space: int | None = setting(
+        None, "host memory for blocks that leave the pool, for example 1GiB", convert=parse_size
+    )
     max_num_seqs: int = setting(256, "sequences that run at once", least=1)
     max_num_batched_tokens: int = setting(512, "tokens that one step may hold", least=1)
     max_model_len: int | None = setting(None, "tokens a sequence may have", least=1)

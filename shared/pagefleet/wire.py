@@ -215,6 +215,12 @@ class EngineStats(Part, frozen=True):
     prefix_hits: int
     """Of these, tokens found."""
     preemptions: int
+    swapped_out: int = 0
+    """Blocks moved to the host pool."""
+    swapped_in: int = 0
+    drafted: int = 0
+    """Tokens fed on trial."""
+    drafts_kept: int = 0
 
 
 class Pulse(Message, frozen=True):
@@ -319,6 +325,12 @@ class WorkerHello(Message, frozen=True):
     max_batched_tokens: int
     """Tokens that one step may hold."""
     vocab_size: int
+    host_blocks: int = 0
+    """Blocks of the pool in host memory."""
+    swap_micros: float = 0.0
+    """Microseconds that moving a block between the pools takes."""
+    compute_micros: float = 0.0
+    """Microseconds that computing a token of a long prompt takes."""
 
 
 class RowError(Part, frozen=True):
@@ -420,6 +432,10 @@ class Plan(Message, frozen=True):
     """Pairs (source block, target block). No target is the source or target of another pair."""
     full_tables: Ints = b""
     """With `--check`: the block tables of all rows, whole, one after another."""
+    swap_out: Ints = b""
+    """Pairs (device block, host block), moved before any copy."""
+    swap_in: Ints = b""
+    """Pairs (host block, device block), moved after all copies."""
 
 
 ToScheduler: TypeAlias = (

@@ -33,8 +33,8 @@ GOLDEN: list[tuple[wire.Message, str]] = [
     ),
     (
         wire.Plan(9, 1, wire.pack_ints([0, 0, 1, 1, 1, -2]), wire.pack_ints([wire.SAMPLED])),
-        "9b" + "a4506c616e" + "0901" + "c418" + "00000000" "00000000" "01000000" "01000000"
-        "01000000" "feffffff" + "c404ffffffff" + "c400" + "90" + "c400" * 4,
+        "9d" + "a4506c616e" + "0901" + "c418" + "00000000" "00000000" "01000000" "01000000"
+        "01000000" "feffffff" + "c404ffffffff" + "c400" + "90" + "c400" * 6,
     ),
 ]  # fmt: skip
 

@@ -25,6 +25,7 @@ def some_params(draw: random.Random, **fixed: object) -> SamplingParams:
         "min_tokens": min(fixed["max_tokens"], draw.choice([0, 1])),
         "eos_token_ids": draw.choice([(), (3,)]),
         "logprobs": draw.choice([None, 2]),
+        "allowed_token_ids": draw.choice([None, None, (5,), (5, 9, 3)]),
     }
     return SamplingParams(**(fields | fixed))  # type: ignore[arg-type]
 
@@ -36,13 +37,25 @@ def some_prompt(draw: random.Random, longest: int = 40) -> list[int]:
 
 
 @pytest.mark.parametrize("lookahead", [True, False])
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(
+    ("caching", "host_blocks"), [(False, 0), (True, 0), (True, 30), (True, 400)]
+)
+@pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize(("blocks", "budget"), [(200, 64), (24, 16), (24, 5), (17, 100)])
-def test_many_requests_at_once(blocks: int, budget: int, caching: bool, lookahead: bool) -> None:
+def test_many_requests_at_once(
+    blocks: int, budget: int, drafts: int, caching: bool, host_blocks: int, lookahead: bool
+) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)
     draw = random.Random(seed)
-    cell = EchoCell(blocks=blocks, budget=budget, caching=caching, lookahead=lookahead)
+    cell = EchoCell(
+        blocks=blocks,
+        budget=budget,
+        drafts=drafts,
+        caching=caching,
+        host_blocks=host_blocks,
+        lookahead=lookahead,
+    )
     cell.join()
     for _ in range(16):
         salt = draw.choice([b"", b"tenant"])
@@ -52,8 +65,52 @@ def test_many_requests_at_once(blocks: int, budget: int, caching: bool, lookahea
     cell.assert_idle()
     (planner,) = cell.scheduler.placement.planners
     assert (planner.preemptions > 0) == (blocks < 200)
+    assert (planner.drafted > 0) == (drafts > 0)
     if not caching:
         assert planner.pool.cached == 0
+    if blocks < 200:
+        assert (planner.host.moved_out > 0) == (host_blocks > 0)
+        assert (planner.host.moved_in > 0) == (host_blocks > 0)
+
+
+def test_a_sequence_that_repeats_itself_takes_fewer_steps() -> None:
+    params = SamplingParams(max_tokens=60, seed=1, allowed_token_ids=(5,))
+    steps = {}
+    for drafts in (0, 4):
+        cell = EchoCell(drafts=drafts, block_size=16)
+        cell.join()
+        cell.submit([1, 2, 3], params)
+        cell.run()
+        cell.compare()
+        cell.assert_idle()
+        steps[drafts] = cell.steps
+    assert steps[4] < steps[0] / 3
+
+
+def test_moving_is_left_alone_where_computing_is_faster() -> None:
+    cell = EchoCell(blocks=17, host_blocks=100, swap_micros=9.0, compute_micros=1.0)
+    cell.join()
+    for _ in range(8):
+        cell.submit(some_prompt(random.Random(1)), SamplingParams(max_tokens=24, seed=1))
+    cell.run()
+    cell.compare()
+    (planner,) = cell.scheduler.placement.planners
+    assert planner.preemptions > 0
+    assert planner.host.moved_out == 0
+
+
+def test_the_oldest_always_goes_on() -> None:
+    """Whatever comes later, the oldest request ends after as many steps as it needs alone."""
+    draw = random.Random(random.randrange(2**32))
+    cell = EchoCell(blocks=14, budget=8, lookahead=False)
+    worker = cell.join()
+    oldest = cell.submit([1] * 20, SamplingParams(max_tokens=20, seed=1))
+    for _ in range(20 // 7 + 21):
+        cell.submit(some_prompt(draw), SamplingParams(max_tokens=draw.randint(1, 12), seed=1))
+        cell.step(worker)
+        if not cell.clients[oldest].open:
+            break
+    assert not cell.clients[oldest].open
 
 
 def test_the_next_turn_of_a_chat_hits_its_own_answer() -> None:
@@ -93,6 +150,8 @@ class Life(RuleBasedStateMachine):
         budget=st.integers(1, 40),
         lookahead=st.booleans(),
         caching=st.booleans(),
+        host_blocks=st.sampled_from([0, 3, 40]),
+        drafts=st.sampled_from([0, 1, 4]),
     )
     def begin(self, seed: int, **sizes: int) -> None:
         self.draw = random.Random(seed)

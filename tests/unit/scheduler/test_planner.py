@@ -15,7 +15,8 @@ from pagefleet.wire import (
     unpack_ints,
 )
 from pagefleet_scheduler import decoding
-from pagefleet_scheduler.planner import Planner, ResultError
+from pagefleet_scheduler.flights import ResultError
+from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.sequence import Request, Sequence
 
 SIZE = 4
@@ -70,8 +71,7 @@ def answer(planner: Planner, *tokens: int) -> None:
     flight = planner.flights[0]
     accepted = planner.accept(Result(1, flight.plan.step, pack_ints(tokens)))
     for sampled in accepted.sampled:
-        for token in sampled.tokens:
-            decoding.append(sampled.sequence, token, None)
+        decoding.extend(sampled.sequence, sampled.tokens, sampled.logprobs)
     planner.check()
 
 
@@ -163,7 +163,7 @@ def test_choices_share_blocks_and_copy_on_write(arrive: Arrivals) -> None:
     sequences = decoding.fork(sampled.sequence)
     assert worker.fork(sequences) == []
     for sequence, token in zip(sequences, sampled.tokens, strict=True):
-        decoding.append(sequence, token, None)
+        decoding.extend(sequence, array("i", [token]), [None])
     worker.check()
     partial = parent.table[1]
     assert worker.pool.held == 2
@@ -190,7 +190,7 @@ def test_a_slot_in_a_fork_that_is_not_ordered_yet_ends_in_order(
     sequences = decoding.fork(sampled.sequence)
     worker.fork(sequences)
     for sequence, token in zip(sequences, sampled.tokens, strict=True):
-        decoding.append(sequence, token, None)
+        decoding.extend(sequence, array("i", [token]), [None])
     slot = sequences[gone].slot
     worker.remove(sequences[gone])
     worker.check()

@@ -1,0 +1,87 @@
+"""Steps that are under way: what was ordered, kept until its result says what came of it."""
+
+from array import array
+from dataclasses import dataclass, field
+
+from pagefleet.wire import Logprobs, Plan, PromptLogprobs, Result, unpack_ints
+from pagefleet_scheduler.sequence import Sequence
+
+
+class ResultError(Exception):
+    """A result that does not fit the plan it answers: the worker cannot be believed any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """What is remembered of a row until its result is there."""
+
+    sequence: Sequence
+    run: int
+    end: int
+    samples: int
+    ahead: bool
+    """The sequence counts the sample as its next token before it is back."""
+    drafts: "array[int]"
+    """Tokens fed on trial at the end of the row."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that is under way."""
+
+    plan: Plan
+    rows: list[PlannedRow]
+    sent: float = 0.0
+    repeated: bool = False
+
+    def landed(
+        self, result: Result
+    ) -> "list[tuple[PlannedRow, array[int], list[Logprobs | None]]]":
+        """Each row with the tokens that were sampled for it and their logprobs.
+
+        Raises:
+            ResultError: the result is not this step's, or does not fit its rows.
+        """
+        tokens = unpack_ints(result.tokens)
+        if self.plan.step != result.step:
+            raise ResultError(f"step {result.step} is not the one that is awaited")
+        if len(tokens) != sum(row.samples for row in self.rows):
+            raise ResultError(f"step {result.step} gave {len(tokens)} samples, not as ordered")
+        if any(not 0 <= piece.row < len(self.rows) for piece in result.prompts):
+            raise ResultError(f"step {result.step} has logprobs of a row that it does not have")
+        logprobs = dict(result.logprobs)
+        landed, at = [], 0
+        for row in self.rows:
+            pieces = [logprobs.get(sample) for sample in range(at, at + row.samples)]
+            landed.append((row, tokens[at : at + row.samples], pieces))
+            at += row.samples
+        return landed
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step gave one sequence."""
+
+    sequence: Sequence
+    tokens: "array[int]"
+    """One a choice, or, of one choice, tokens that follow each other."""
+    logprobs: list[Logprobs | None]
+
+
+@dataclass(slots=True)
+class Accepted:
+    """What a step gave."""
+
+    sampled: list[Sampled] = field(default_factory=list)
+    prompts: list[tuple[Sequence, PromptLogprobs]] = field(default_factory=list)
+    failed: list[tuple[Sequence, str]] = field(default_factory=list)
+    completed: list[Sequence] = field(default_factory=list)
+    """Sequences whose prompt is computed and that asked for nothing more."""
+
+
+def agreeing(drafts: "array[int]", samples: "array[int]") -> int:
+    """How many drafts the model confirmed: each was sampled where it had been fed."""
+    for number, (draft, sample) in enumerate(zip(drafts, samples, strict=False)):
+        if draft != sample:
+            return number
+    return len(drafts)

@@ -1,0 +1,77 @@
+"""The second tier of a worker's prefix cache: evicted blocks, kept by content in host memory.
+
+When a cached block of the device is taken for something else, its content goes to a host block;
+when a sequence comes that begins with that content, it goes back to whatever device block the
+sequence has there. So a preempted sequence finds its blocks again: preemption by swapping
+(PagedAttention, Kwon et al., SOSP 2023, section 4.5) and prefix caching are one mechanism. Moving
+pays only if it is faster than computing again, which the worker measured at its start.
+
+A plan swaps out first and in later, before its forward pass. So a host block may be read by the
+plan that fills it; one that a plan still to come will read is held until then.
+"""
+
+from collections.abc import Sequence
+
+from pagefleet.wire import WorkerHello
+from pagefleet_scheduler.blocks import BlockKey, BlockPool, Entry, History
+
+
+class HostTier:
+    """The host blocks of one worker, and the moves that its next plan orders."""
+
+    def __init__(self, worker: WorkerHello, device: BlockPool) -> None:
+        move, compute = worker.swap_micros, worker.block_size * worker.compute_micros
+        self.worthwhile = worker.host_blocks > 0 and 2 * move < compute
+        self.pool = BlockPool(worker.host_blocks, worker.block_size, digest=device.digest)
+        self.pool.join(device)
+        self.moved_out = 0
+        self.moved_in = 0
+        self._out: list[int] = []
+        self._in: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<HostTier {self.moved_out} moved out, {self.moved_in} in, {self.pool!r}>"
+
+    def keep(self, block: int, entry: Entry) -> None:
+        """A device block is taken for something else: keep what it holds, if that pays."""
+        if not self.worthwhile or self.pool.holds(entry) or not self.pool.available:
+            return
+        target = self.pool.allocate()
+        self.pool.adopt(target, entry)
+        self.pool.release([target])
+        self.pool.settle()
+        self._out += (block, target)
+        self.moved_out += 1
+
+    def match(self, keys: Sequence[BlockKey], history: History) -> list[int]:
+        """The host blocks that go on where the device's hits end."""
+        return self.pool.follow(keys, history)[0] if self.worthwhile else []
+
+    def bring_back(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Move host blocks to device blocks that a sequence was given."""
+        for source, target in zip(sources, targets, strict=True):
+            self.pool.share(source)
+            self._in += (source, target)
+            self.moved_in += 1
+
+    def cancel(self, table: Sequence[int]) -> None:
+        """The device blocks of a table are given back: nothing must be moved there any more."""
+        kept: list[int] = []
+        for source, target in zip(self._in[::2], self._in[1::2], strict=True):
+            if target in table:
+                self.pool.release([source])
+            else:
+                kept += (source, target)
+        self._in = kept
+        self.pool.settle()
+
+    def take_orders(self) -> tuple[list[int], list[int]]:
+        """Pairs to swap out (device, host) and in (host, device), for a plan that is made now."""
+        orders, self._out, self._in = (self._out, self._in), [], []
+        self.pool.release(orders[1][::2])
+        self.pool.settle()
+        return orders
+
+    def check(self) -> None:
+        """Assert the invariants: what is held is what the next plan will read."""
+        self.pool.check([source] for source in self._in[::2])
