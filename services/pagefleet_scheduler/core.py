@@ -16,10 +16,12 @@ again; when this scheduler is new, the gateways submit everything again with wha
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from pagefleet.wire import (
     PROTOCOL,
     Abort,
+    Credit,
     EngineStats,
     Fence,
     GatewayBeat,
@@ -125,6 +127,7 @@ class Scheduler:
         self._progressed = 0.0
         self._had_worker = 0.0
         self._review_due = 0.0
+        self._deadlines: list[tuple[float, str]] = []
         self._now = 0.0
 
     def __repr__(self) -> str:
@@ -147,6 +150,7 @@ class Scheduler:
             else:
                 self._arrived(event.peer, event.message)
         self._watch()
+        self._end_late_requests()
         self.placement.admit()
         self._order_steps()
         if self.checking:
@@ -175,7 +179,11 @@ class Scheduler:
             case Submit():
                 self._submit(peer, message)
             case Abort():
-                self._abort(message)
+                if request := self._current(message):
+                    self.requests.abort(request, message.choices)
+            case Credit():
+                if request := self._current(message):
+                    self.requests.allow(request, message.limits)
             case GatewayBeat():
                 self._gateway_beat(peer, message)
             case WorkerBeat():
@@ -237,8 +245,12 @@ class Scheduler:
 
     @property
     def stalled(self) -> bool:
-        """Whether requests are open and nothing has come back for a while."""
-        return len(self.requests) > 0 and self._now - self._progressed > STALL
+        """Whether a request could go on and nothing has come back for a while."""
+        return self._now - self._progressed > STALL and any(
+            not sequence.paused
+            for request in self.requests
+            for sequence in request.sequences.values()
+        )
 
     @property
     def _longest(self) -> int:
@@ -271,7 +283,11 @@ class Scheduler:
             salt=submit.salt,
             order=(submit.priority, arrived, self._arrivals),
             arrived=arrived,
+            window=submit.window,
+            deadline=None if submit.left is None else self._now + submit.left,
         )
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, request.id))
         full = len(self.placement.waiting) >= self.max_queued
         self.requests.begin(request, submit.choices)
         if full and submit.attempt <= 1:
@@ -289,10 +305,10 @@ class Scheduler:
         )
         self.requests.refuse(request, Reason.TOO_LONG, text, "max_tokens")
 
-    def _abort(self, abort: Abort) -> None:
-        request = self.requests.get(abort.request)
-        if request is not None and request.attempt == abort.attempt:
-            self.requests.abort(request, abort.choices)
+    def _current(self, message: Abort | Credit) -> Request | None:
+        """The request that a message speaks of, unless it went on under another attempt."""
+        request = self.requests.get(message.request)
+        return request if request and request.attempt == message.attempt else None
 
     # --- workers --------------------------------------------------------------------------------
 
@@ -389,6 +405,13 @@ class Scheduler:
             for request in self.requests:
                 if self._now - max(request.arrived, self._had_worker) > self.worker_wait:
                     self._refuse_if_nobody_takes(request)
+
+    def _end_late_requests(self) -> None:
+        while self._deadlines and self._deadlines[0][0] <= self._now:
+            deadline, id = heappop(self._deadlines)
+            request = self.requests.get(id)
+            if request is not None and request.deadline == deadline:
+                self.requests.time_out(request)
 
     def _refuse_if_nobody_takes(self, request: Request) -> None:
         if not self._workers:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pagefleet.wire import (
+    Finish,
     Logprobs,
     Message,
     Output,
@@ -73,6 +74,12 @@ class Outbox:
                 finish=answer.finish,
                 score=answer.score,
             )
+        )
+
+    def no_answer(self, request: Request, choice: int, finish: Finish) -> None:
+        """Tell that a beam search ended without an answer for a choice."""
+        self._outputs.setdefault(request.gateway, []).append(
+            Output(request.id, request.attempt, choice, position=0, tokens=b"", finish=finish)
         )
 
     def prompt_output(self, request: Request, position: int, logprobs: Logprobs) -> None:

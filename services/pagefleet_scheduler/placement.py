@@ -55,7 +55,8 @@ class Placement:
     def admit(self) -> None:
         """Let sequences begin to run, oldest first, until one finds no worker with room.
 
-        One that no worker could ever hold keeps nobody waiting. Beams of one search may be partly
+        One that no worker could ever hold, or whose client takes nothing for now, keeps nobody
+        waiting. What a paused sequence holds is anyone's. Beams of one search may be partly
         here and partly in the queue, so that those here hold blocks and do nothing; lest all wait
         for each other, a beam takes what it needs from any later sequence, and every sequence
         from later beams that do nothing.
@@ -63,7 +64,7 @@ class Placement:
         for planner in self.planners:
             planner.pool.settle()
         for sequence in tuple(self.waiting):
-            if self.fits_nowhere(sequence):
+            if sequence.paused or self.fits_nowhere(sequence):
                 continue
             if sequence.flying or not self._admit(sequence):
                 break
@@ -78,15 +79,21 @@ class Placement:
 
     def _preempt_for(self, sequence: Sequence) -> bool:
         for planner in self.planners:
+            if paused := planner.paused_one():
+                self._preempt(planner, paused)
+                return True
             for victim in reversed(planner.running):
                 if victim.order < sequence.order or victim.request is sequence.request:
                     break
                 if sequence.request.search is not None or victim.idles:
-                    for each in planner.preempt(victim):
-                        self.wait(each)
-                    planner.pool.settle()
+                    self._preempt(planner, victim)
                     return True
         return False
+
+    def _preempt(self, planner: Planner, victim: Sequence) -> None:
+        for each in planner.preempt(victim):
+            self.wait(each)
+        planner.pool.settle()
 
     def plan(self, planner: Planner) -> Plan | None:
         """A worker's next step, if there is one to order now; what it preempts waits."""

@@ -257,7 +257,7 @@ class Planner:
         if not self.drafts or not sequence.can_draft or count < sequence.pending:
             return array("i")
         room = len(sequence.table) * self.pool.block_size - len(sequence.tokens)
-        left = sequence.request.params.max_tokens - sequence.outputs - 1
+        left = sequence.limit - sequence.outputs - 1
         return propose(sequence.tokens, min(self.drafts, budget, room, left))
 
     def _make_writable(
@@ -293,16 +293,22 @@ class Planner:
         return True
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
-        """The latest sequence after `sequence` that has made progress since it came back.
+        """One that is paused, or the latest after `sequence` that made progress since it came back.
 
         For the oldest of all anyone later will do, so that it always goes on.
         """
+        if paused := self.paused_one():
+            return paused
         for latest in reversed(self.running):
             if latest is sequence or latest.belongs_with(sequence):
                 return None
             if not latest.protected or sequence is self.running[0]:
                 return latest
         return None
+
+    def paused_one(self) -> Sequence | None:
+        """The latest sequence that holds blocks and whose client takes nothing for now."""
+        return next((each for each in reversed(self.running) if each.paused), None)
 
     def preempt(self, victim: Sequence) -> list[Sequence]:
         """Take back all that a sequence has; the beams of one search go together."""

@@ -63,6 +63,7 @@ class Requests:
         fresh = [choice.index for choice in choices if not choice.tokens]
         if fresh:
             sequence = Sequence(request, fresh, request.prompt[:])
+            sequence.allowed = request.window or None
             request.sequences |= dict.fromkeys(fresh, sequence)
             self._placement.wait(sequence)
         for choice in choices:
@@ -73,6 +74,7 @@ class Requests:
         outputs = unpack_ints(choice.tokens)
         sequence = Sequence(request, [choice.index], request.prompt + outputs)
         sequence.base = sequence.sent = sequence.sent_before = len(outputs)
+        sequence.allowed = len(outputs) + request.window if request.window else None
         sequence.finish = decoding.finish_of(request.params, len(outputs), outputs[-1])
         request.sequences[choice.index] = sequence
         if sequence.finish is None:
@@ -92,6 +94,23 @@ class Requests:
             self._drop(sequence)
         request.sequences.clear()
         self._end_if_finished(request)
+
+    def allow(self, request: Request, limits: dict[int, int]) -> None:
+        """Let choices have more outputs; what was allowed before is not taken back."""
+        for choice, limit in limits.items():
+            sequence = request.sequences.get(choice)
+            if sequence is not None and sequence.allowed is not None:
+                sequence.allowed = max(sequence.allowed, limit)
+
+    def time_out(self, request: Request) -> None:
+        """End all choices of a request whose deadline has passed."""
+        for choice, sequence in request.sequences.items():
+            if request.search is None:
+                sequence.finish = Finish.TIMEOUT
+                self._outbox.output(sequence, choice, sequence.sent)
+        for choice in request.answers:
+            self._outbox.no_answer(request, choice, Finish.TIMEOUT)
+        self.forget(request)
 
     def abort(self, request: Request, choices: list[int]) -> None:
         """End these choices, or all if none is named; a search goes on until none is wanted."""

@@ -38,6 +38,9 @@ class Request:
     order: tuple[int, float, int]
     """Who goes first: priority, then arrival, then a number that makes it unique."""
     arrived: float
+    window: int = 0
+    """Outputs that each choice may have beyond those it came with; 0: any number."""
+    deadline: float | None = None
     sequences: "dict[int, Sequence]" = field(default_factory=dict)
     """Of each choice that goes on; several choices share one until their first token."""
     finished: "dict[int, Sequence]" = field(default_factory=dict)
@@ -84,6 +87,8 @@ class Sequence:
     """Of the outputs since `base`, where they were asked for."""
     base: int = 0
     """Outputs that the gateway already had when it submitted."""
+    allowed: int | None = None
+    """Outputs that its gateway takes for now; None: any number."""
     sent: int = 0
     """Outputs sent to the gateway."""
     sent_before: int = 0
@@ -145,12 +150,22 @@ class Sequence:
     def pending(self) -> int:
         """Positions that can be fed now.
 
-        None where the last token there may be is sampled already: nobody needs its keys.
+        None where the last token that it may have is sampled already: nobody needs its keys yet.
         """
-        limit = self.request.params.max_tokens
-        if self.outputs + self.ahead >= limit > 0:
+        if self.request.params.max_tokens > 0 and self.outputs + self.ahead >= self.limit:
             return 0
         return self.length - self.ordered
+
+    @property
+    def limit(self) -> int:
+        """Outputs that it may have for now."""
+        most = self.request.params.max_tokens
+        return most if self.allowed is None else min(most, self.allowed)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it has all the outputs that its gateway takes for now."""
+        return self.allowed is not None and self.outputs >= self.allowed
 
     def answers(self, choice: int) -> bool:
         """Whether a choice that began here is still wanted, and has no sequence of its own."""
@@ -218,6 +233,7 @@ class Sequence:
             tokens=self.tokens[:],
             logprobs=self.logprobs[:],
             base=self.base,
+            allowed=self.allowed,
             sent=self.sent,
             ordered=self.ordered,
             computed=self.computed,

@@ -108,6 +108,8 @@ class Finish(StrEnum):
     STOP = "stop"
     """An end-of-sequence or stop token; it is the last of the choice's tokens."""
     LENGTH = "length"
+    TIMEOUT = "timeout"
+    """The request's deadline passed."""
     ABORT = "abort"
     ERROR = "error"
 
@@ -160,6 +162,11 @@ class Submit(Message, frozen=True):
     """The tenant's part of every prefix hash: content is shared only under an equal salt."""
     age: float = 0.0
     """Seconds since the client's request came in."""
+    left: float | None = None
+    """Seconds until its deadline, the queue included; None: it may take any time."""
+    window: int = 0
+    """Tokens that may be sent of each choice, beyond those received, until `Credit` allows more;
+    0: any number."""
 
 
 class Abort(Message, frozen=True):
@@ -168,6 +175,17 @@ class Abort(Message, frozen=True):
     request: str
     attempt: int
     choices: list[int] = []
+
+
+class Credit(Message, frozen=True):
+    """So many tokens of these choices may be sent, counted from the first.
+
+    A choice that has used its credit pauses, and gives up what it holds when anyone waits.
+    """
+
+    request: str
+    attempt: int
+    limits: dict[int, int]
 
 
 class OpenRequest(Part, frozen=True):
@@ -439,13 +457,13 @@ class Plan(Message, frozen=True):
 
 
 ToScheduler: TypeAlias = (
-    GatewayHello | Submit | Abort | GatewayBeat | GatewayBye
+    GatewayHello | Submit | Abort | Credit | GatewayBeat | GatewayBye
     | WorkerHello | Result | WorkerBeat | WorkerBye
 )  # fmt: skip
 ToGateway: TypeAlias = Welcome | Pulse | Outputs | Rejected | Refused
 ToWorker: TypeAlias = Join | Fence | Plan | Refused
 
-FromGateway: TypeAlias = GatewayHello | Submit | Abort | GatewayBeat | GatewayBye
+FromGateway: TypeAlias = GatewayHello | Submit | Abort | Credit | GatewayBeat | GatewayBye
 FromWorker: TypeAlias = WorkerHello | Result | WorkerBeat | WorkerBye
 
 _encoder = msgspec.msgpack.Encoder()

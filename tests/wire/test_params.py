@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from pagefleet.params import SamplingParams
+from pagefleet.params import MAX_GRAMMAR_CHARACTERS, Guide, SamplingParams
 
 
 def params(**fields: object) -> SamplingParams:
@@ -35,11 +35,17 @@ def params(**fields: object) -> SamplingParams:
         ("bad_words", ((),)),
         ("allowed_token_ids", ()),
         ("logit_bias", {3: math.inf}),
+        ("guide", Guide("a" * (MAX_GRAMMAR_CHARACTERS + 1))),
     ],
 )
 def test_out_of_range_names_the_field(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"^{field} "):
         params(**{field: value})
+
+
+def test_a_beam_search_is_not_guided() -> None:
+    with pytest.raises(ValueError, match="^guide must be absent"):
+        params(guide=Guide("start: /a/"), beam_width=2)
 
 
 def test_ranges_are_checked_when_decoded() -> None:

@@ -9,6 +9,7 @@ from pagefleet.wire import (
     PROTOCOL,
     Abort,
     ChoiceState,
+    Credit,
     Fence,
     Finish,
     GatewayBeat,
@@ -67,11 +68,10 @@ class Cell:
     ) -> list[Message]:
         attempt = fields.pop("attempt", 0)
         states = fields.pop("states", [ChoiceState(index) for index in range(choices)])
+        limits = {name: fields.pop(name) for name in ("left", "window") if name in fields}
         params = SamplingParams(**({"max_tokens": 3, "seed": 1} | fields))  # type: ignore[arg-type]
-        return self.tell(
-            b"g",
-            Submit(request, attempt, pack_ints(range(prompt)), params, states),  # type: ignore[arg-type]
-        )
+        ids = pack_ints(range(prompt))
+        return self.tell(b"g", Submit(request, attempt, ids, params, states, **limits))  # type: ignore[arg-type]
 
     def plans(self, peer: bytes = b"w") -> list[Plan]:
         return [m for to, m in self.sent if to == peer and isinstance(m, Plan)]
@@ -380,6 +380,53 @@ def test_a_gateway_that_goes_takes_its_requests_with_it(cell: Cell, how: str) ->
     assert not cell.scheduler.requests
     planner = next(iter(cell.scheduler._workers.values())).planner
     assert planner.pool.held == 0
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_a_deadline_ends_a_request_wherever_it_is(cell: Cell, choices: int) -> None:
+    epoch = cell.join(slots=choices)
+    cell.submit("runs", choices=choices, max_tokens=50, left=1.0)
+    cell.submit("waits", left=1.0)
+    cell.submit("searches", beam_width=1, left=1.0)
+    cell.answer(cell.plans()[0], *range(50, 50 + choices))
+    cell.now += 1.1
+    cell.tell(b"w", WorkerBeat(epoch, 9, True))
+    finished = [output for output in cell.outputs() if output[3] is not None]
+    assert finished == [
+        *((choice, 1, [], Finish.TIMEOUT) for choice in range(choices)),
+        (0, 0, [], Finish.TIMEOUT),
+        (0, 0, [], Finish.TIMEOUT),
+    ]
+    assert not cell.scheduler.requests
+
+
+def test_a_choice_pauses_when_its_credit_is_used(cell: Cell) -> None:
+    epoch = cell.join()
+    cell.submit(max_tokens=9, window=2)
+    cell.answer(cell.plans()[0], 50)
+    cell.answer(cell.plans()[1], 51)
+    assert len(cell.plans()) == 2
+    for _ in range(3):
+        cell.now += 1.0
+        cell.tell(b"w", WorkerBeat(epoch, 0, False))
+        pulse = cell.tell(b"g", GatewayBeat([]))[-1]
+        assert isinstance(pulse, Pulse)
+        assert not pulse.stalled
+    cell.tell(b"g", Credit("r", 0, {0: 4}))
+    cell.answer(cell.plans()[2], 52)
+    cell.answer(cell.plans()[3], 53)
+    assert len(cell.plans()) == 4
+    assert [tokens for _, _, tokens, _ in cell.outputs()] == [[50], [51], [52], [53]]
+
+
+def test_a_paused_choice_gives_up_what_it_holds_when_anyone_waits(cell: Cell) -> None:
+    cell.join(slots=1)
+    cell.submit("slow", max_tokens=9, window=1)
+    cell.answer(cell.plans()[0], 50)
+    cell.submit("next", max_tokens=1)
+    cell.answer(cell.plans()[1], 60)
+    cell.tell(b"g", Credit("slow", 0, {0: 3}))
+    assert list(unpack_ints(cell.plans()[2].tokens))[-1] == 50
 
 
 def test_prompts_without_an_answer_to_give(cell: Cell) -> None:
