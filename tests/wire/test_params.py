@@ -44,7 +44,7 @@ def test_out_of_range_names_the_field(field: str, value: object) -> None:
 
 
 def test_a_beam_search_is_not_guided() -> None:
-    with pytest.raises(ValueError, match="^guide must be absent"):
+    with pytest.raises(ValueError, match=r"^guide must be absent"):
         params(guide=Guide("start: /a/"), beam_width=2)
 
 
