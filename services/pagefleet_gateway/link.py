@@ -178,6 +178,11 @@ class SchedulerLink:
             assert submission.attempt >= (self.epoch is not None)
         assert self.epoch not in self._left_epochs
 
+    @property
+    def open_requests(self) -> int:
+        """How many wait for more."""
+        return len(self._open)
+
     def alive(self, now: float) -> bool:
         """Whether the scheduler has answered lately."""
         return self._welcomed and now - self._heard < SILENCE_SECONDS

@@ -1,0 +1,253 @@
+"""A simulated cell that lives through a scenario, and the verdict on it.
+
+The verdict is that of a client and of an operator. Every stream that was asked for is the one of
+the oracle, whole, unless its gateway died or it may be refused. When all faults are over, the cell
+comes to rest within `RECOVERY` seconds: nothing is open anywhere, every block is free, no worker
+computes. The invariants of the scheduler, the gateways and the workers held all the time.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from pagefleet.wire import Submit
+from pagefleet_worker.interface import EngineFacts
+from tests.simulation.clients import LONGEST, Client
+from tests.simulation.faults import Fault
+from tests.simulation.network import SCHEDULER, Latency, Moment, Network
+from tests.simulation.parties import GatewayProcess, SchedulerProcess, WorkerProcess
+from tests.simulation.world import Process, World
+
+RECOVERY = 10.0
+"""Virtual seconds after the last fault within which everything is done and free."""
+
+GLANCE = 0.05
+"""Virtual seconds between two looks whether the cell is at rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A request to be made."""
+
+    time: float
+    gateway: int
+    submit: Submit
+    refusals: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """All that a run depends on."""
+
+    seed: int
+    wishes: list[Wish]
+    faults: list[Fault] = field(default_factory=list)
+    workers: int = 2
+    gateways: int = 1
+    blocks: int = 40
+    block_size: int = 4
+    slots: int = 6
+    budget: int = 16
+    lookahead: bool = True
+    caching: bool = True
+    step_seconds: tuple[float, float] = (0.002, 0.02)
+    latency: Latency = field(default_factory=Latency)
+
+
+class SimulationFailure(AssertionError):
+    """A scenario went wrong; tells its story."""
+
+
+class Cell:
+    """One run of a scenario."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.world = World(scenario.seed)
+        self.network = Network(self.world, scenario.latency)
+        self.running: dict[str, Process] = {}
+        self.clients: list[Client] = []
+        self.struck: list[Fault] = []
+        self._homes: dict[str, GatewayProcess] = {}
+        self._incarnations: Counter[str] = Counter()
+        self._troubled_until = 0.0
+        self._unmet = len(scenario.wishes)
+        self._at_rest = False
+
+    def live(self) -> None:
+        """Run to the end.
+
+        Raises:
+            SimulationFailure: the verdict is bad.
+        """
+        try:
+            self._begin()
+            while not self.world.run(lambda: self._at_rest, limit := self._limit()):
+                assert self._limit() > limit, f"no rest: {self._unrest()}"
+        except Exception as error:
+            raise SimulationFailure(self._tell(error)) from error
+
+    # --- what faults do -------------------------------------------------------------------------
+
+    def hold(self, seconds: float) -> None:
+        """Expect no rest for so long."""
+        self._troubled_until = max(self._troubled_until, self.world.now + seconds)
+
+    def die(self, process: Process) -> None:
+        """End a process; the clients of a gateway are gone with it."""
+        process.die()
+        del self.running[process.name]
+        if isinstance(process, GatewayProcess):
+            for client in process.clients.values():
+                client.leave(None)
+
+    def terminate(self, process: Process) -> None:
+        """Ask a worker to end."""
+        assert isinstance(process, WorkerProcess)
+        process.leave()
+        del self.running[process.name]
+
+    def start_later(self, name: str, seconds: float) -> None:
+        """Let a new process take the place of one that has ended."""
+        self.hold(seconds)
+        self.world.after(seconds, partial(self._start, name))
+
+    def report_death(self, address: bytes) -> None:
+        """The kernel tells the scheduler of the end of a process that it watches."""
+        scheduler = self.running.get(SCHEDULER)
+        if isinstance(scheduler, SchedulerProcess):
+            scheduler.after(0.0, partial(scheduler.lose, address))
+
+    def disconnect(self, process: Process) -> None:
+        """ZeroMQ gives a connection up."""
+        if process.stopped:
+            process.connected_from = self.world.now + 3600.0
+
+    def resume(self, process: Process) -> None:
+        """SIGCONT."""
+        if process.connected_from > self.world.now:
+            self.network.reconnect(process)
+        process.resume()
+
+    def leave(self, request: str, choice: int | None) -> None:
+        """A client leaves, or has enough of a choice."""
+        gateway = self._homes.get(request)
+        if gateway is not None:
+            client = gateway.clients.get(request)
+            gateway.after(0.0, partial(self._leave, gateway, client, choice))
+
+    def _leave(self, gateway: GatewayProcess, client: Client | None, choice: int | None) -> None:
+        if client is not None and client.wants(choice):
+            what = "everything" if choice is None else f"choice {choice}"
+            self.world.tell(client.submit.request, f"wants no more of {what}")
+            gateway.abort(client, None if choice is None else [choice])
+
+    # --- its life -------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        scenario = self.scenario
+        self._start(SCHEDULER)
+        for number in range(scenario.gateways):
+            self._start(f"gateway{number}")
+        for number in range(scenario.workers):
+            self._start(f"worker{number}")
+        for wish in scenario.wishes:
+            self.world.after(wish.time, partial(self._ask, wish))
+        for fault in scenario.faults:
+            if isinstance(fault.when, Moment):
+                self.network.watch(fault.when, partial(self._strike, fault))
+            else:
+                self.hold(fault.when)
+                self.world.after(fault.when, partial(self._strike, fault))
+        self.world.after(GLANCE, self._glance)
+
+    def _start(self, name: str) -> None:
+        number, scenario = self._incarnations[name], self.scenario
+        self._incarnations[name] += 1
+        self.world.tell(name, "starts")
+        if name == SCHEDULER:
+            self.running[name] = SchedulerProcess(
+                self.network, number, lookahead=scenario.lookahead, caching=scenario.caching
+            )
+        elif name.startswith("gateway"):
+            self.running[name] = GatewayProcess(self.network, name, number)
+        else:
+            self.running[name] = WorkerProcess(
+                self.network, name, number, self._facts(), self._step_seconds()
+            )
+
+    def _facts(self) -> EngineFacts:
+        scenario = self.scenario
+        return EngineFacts(
+            fingerprint="echo",
+            numerics="echo",
+            block_size=scenario.block_size,
+            blocks=scenario.blocks,
+            slots=scenario.slots,
+            max_model_len=LONGEST,
+            max_batched_tokens=scenario.budget,
+            vocab_size=200,
+        )
+
+    def _step_seconds(self) -> Callable[[], float]:
+        return partial(self.world.random.uniform, *self.scenario.step_seconds)
+
+    def _ask(self, wish: Wish) -> None:
+        gateway = self.running.get(f"gateway{wish.gateway}")
+        if not isinstance(gateway, GatewayProcess):
+            self.world.after(0.1, partial(self._ask, wish))
+            return
+        client = Client(wish.submit, wish.refusals)
+        self.clients.append(client)
+        self._homes[wish.submit.request] = gateway
+        self._unmet -= 1
+        gateway.after(0.0, partial(gateway.open, client))
+
+    def _strike(self, fault: Fault) -> None:
+        self.struck.append(fault)
+        fault.strike(self)
+
+    # --- the verdict ----------------------------------------------------------------------------
+
+    def _limit(self) -> float:
+        last = max((wish.time for wish in self.scenario.wishes), default=0.0)
+        return max(self._troubled_until, last) + RECOVERY
+
+    def _glance(self) -> None:
+        self._at_rest = self.world.now > self._troubled_until and not self._unrest()
+        self.world.after(GLANCE, self._glance)
+
+    def _unrest(self) -> str | None:
+        """What is not done yet."""
+        if self._unmet:
+            return f"{self._unmet} requests are still to be made"
+        for client in self.clients:
+            if client.open:
+                return f"{client!r} waits"
+        for process in self.running.values():
+            match process:
+                case SchedulerProcess():
+                    if process.core.requests:
+                        return f"open requests in {process.core!r}"
+                    for planner in process.core.placement.planners:
+                        if planner.pool.held or planner.flights:
+                            return f"blocks are held by {planner!r}"
+                case GatewayProcess():
+                    if process.link.open_requests:
+                        return f"open requests in {process.link!r}"
+                case WorkerProcess():
+                    if process.membership.busy:
+                        return f"{process.membership!r} computes"
+        return None
+
+    def _tell(self, error: Exception) -> str:
+        lines = [str(incident) for incident in self.world.story]
+        return "\n".join(
+            [
+                *lines,
+                f"Seed {self.scenario.seed} failed at {self.world.now:.4f}: "
+                f"{type(error).__name__}: {error}",
+                f"Replay it: python -m tests.simulation {self.scenario.seed}",
+            ]
+        )

@@ -1,0 +1,94 @@
+"""What a seed stands for: a small cell, some requests, and some faults among them."""
+
+import random
+from collections.abc import Callable
+
+from tests.simulation.cell import Scenario, Wish
+from tests.simulation.clients import FORMS, make_submit
+from tests.simulation.faults import (
+    Fail,
+    Fault,
+    Interrupt,
+    Kill,
+    Leave,
+    Mangle,
+    Stick,
+    Stop,
+    Terminate,
+)
+from tests.simulation.network import SCHEDULER, Latency, Mangling, Moment
+
+TROUBLE = 2.0
+"""Virtual seconds within which faults begin."""
+
+KINDS = [
+    "GatewayHello", "Submit", "Abort", "GatewayBeat", "Welcome", "Pulse", "Outputs", "WorkerHello",
+    "Result", "WorkerBeat", "WorkerBye", "Join", "Fence", "Plan",
+]  # fmt: skip
+"""All messages that a cell sends when nobody is refused."""
+
+
+def random_scenario(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    draw = random.Random(f"scenario {seed}")
+    workers, gateways = draw.randint(1, 3), draw.randint(1, 2)
+    wishes = [
+        Wish(
+            draw.uniform(0.0, draw.choice([0.1, TROUBLE])),
+            draw.randrange(gateways),
+            make_submit(f"r{number}", draw.choice(list(FORMS)), draw),
+        )
+        for number in range(draw.randint(2, 7))
+    ]
+    peers = [f"worker{n}" for n in range(workers)] + [f"gateway{n}" for n in range(gateways)]
+    faults = [
+        random_fault(draw, peers, len(wishes)) for _ in range(draw.choice([0, 1, 1, 2, 2, 3, 4]))
+    ]
+    most = draw.choice([0.001, 0.001, 0.01, 0.1])
+    return Scenario(
+        seed=seed,
+        wishes=wishes,
+        faults=faults,
+        workers=workers,
+        gateways=gateways,
+        blocks=draw.choice([18, 24, 40]),
+        slots=draw.randint(2, 6),
+        budget=draw.choice([3, 8, 32]),
+        lookahead=draw.random() < 0.8,
+        caching=draw.random() < 0.8,
+        step_seconds=(0.002, draw.choice([0.01, 0.05])),
+        latency=Latency(most / 10, most),
+    )
+
+
+def random_fault(draw: random.Random, peers: list[str], requests: int) -> Fault:
+    """Some fault at some moment."""
+    when = draw.uniform(0.0, TROUBLE)
+    moment = Moment(draw.choice(KINDS), draw.randint(1, 30), draw.choice(["sent", "arrived"]))
+    when_or_moment = draw.choice([when, moment])
+    peer = draw.choice(peers)
+    worker = draw.choice([peer for peer in peers if peer.startswith("worker")])
+    anyone = draw.choice([SCHEDULER, worker, peer])
+    mode = draw.choice(["lose", "hold", "refuse"])
+    both = draw.choice([(True, True), (True, False), (False, True)])
+    choices: list[Callable[[], Fault]] = [
+        lambda: Kill(when_or_moment, anyone, draw.uniform(0.05, 3.0), draw.random() < 0.5),
+        lambda: Terminate(when_or_moment, worker, draw.uniform(0.05, 1.0)),
+        lambda: Stop(when_or_moment, anyone, draw.choice([0.3, 0.8, 2.0, 3.0])),
+        lambda: Stick(when_or_moment, worker, draw.choice([0.5, 1.5, 3.0])),
+        lambda: Fail(when_or_moment, worker),
+        lambda: Interrupt(when_or_moment, peer, draw.uniform(0.1, 3.0), *both, mode),
+        lambda: Mangle(when_or_moment, random_mangling(draw), draw.uniform(0.2, TROUBLE)),
+        lambda: Leave(when, f"r{draw.randrange(requests)}", draw.choice([None, 0, 1])),
+    ]
+    return draw.choice(choices)()
+
+
+def random_mangling(draw: random.Random) -> Mangling:
+    """What happens to some messages of a kind, or to a few of all."""
+    how = draw.choice(["drop", "repeat", "delay", "cut"])
+    seconds = draw.choice([0.001, 0.05, 0.6])
+    if draw.random() < 0.5:
+        return Mangling(how, None, chance=draw.choice([0.01, 0.05]), times=1000, seconds=seconds)
+    kind, skip = draw.choice(KINDS), draw.choice([0, 0, 1, 4])
+    return Mangling(how, kind, chance=1.0, times=draw.randint(1, 3), skip=skip, seconds=seconds)

@@ -1,0 +1,180 @@
+"""Each fault at each moment of each form of request: the stream is exact, and the cell rests.
+
+Moments are counted in messages, so that they are the same in every run until the fault strikes. A
+fault that never struck fails its test.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Literal
+
+import pytest
+
+from pagefleet.wire import Plan
+from tests.simulation.cell import Cell, Scenario, Wish
+from tests.simulation.clients import FORMS, make_submit
+from tests.simulation.faults import (
+    Fail,
+    Fault,
+    Interrupt,
+    Kill,
+    Leave,
+    Mangle,
+    Stick,
+    Stop,
+    Terminate,
+)
+from tests.simulation.network import SCHEDULER, Mangling, Moment
+from tests.simulation.scenarios import KINDS
+
+When = float | Moment
+
+
+@cache
+def calm(form: str) -> Scenario:
+    """A request of a form, with another beside it, in a cell without faults."""
+    draw = random.Random(form)
+    wishes = [
+        Wish(0.3, 0, make_submit("r0", form, draw, max_tokens=8)),
+        Wish(0.301, 0, make_submit("r1", "seeded", draw, max_tokens=6)),
+    ]
+    return Scenario(seed=0, wishes=wishes, blocks=30, budget=8, step_seconds=(0.01, 0.011))
+
+
+@cache
+def last(form: str, kind: str) -> int:
+    """How many messages of a kind a run without faults has."""
+    cell = Cell(calm(form))
+    cell.live()
+    plans = [each for each in cell.world.story if isinstance(each.message, Plan)]
+    assert "-> worker0" in plans[0].what, "worker0 should run the request of the form"
+    return cell.network.count(kind)
+
+
+def moments(form: str) -> list[When]:
+    """Idle, queued, at the first chunks of the prompt, at the first token, before and after steps
+    in the middle, at the last token.
+    """
+    results = last(form, "Result")
+    return [
+        0.2,
+        Moment("Submit", 1),
+        *(Moment("Plan", step) for step in (1, 2, 3, results // 2)),
+        *(Moment("Result", step, "sent") for step in (2, results // 2, results)),
+        Moment("Outputs", 1),
+    ]
+
+
+def run(scenario: Scenario) -> Cell:
+    """Live through it, with every fault."""
+    cell = Cell(scenario)
+    cell.live()
+    assert len(cell.struck) == len(scenario.faults)
+    assert all(mangling.done for mangling in cell.network.manglings)
+    return cell
+
+
+FAULTS: dict[str, Callable[[When], list[Fault]]] = {
+    "worker killed": lambda when: [Kill(when, "worker0", 1.0)],
+    "worker killed elsewhere": lambda when: [Kill(when, "worker0", 1.0, watched=False)],
+    "both workers killed": lambda when: [
+        Kill(when, "worker0", 1.0), Kill(when, "worker1", 1.5, watched=False),
+    ],
+    "worker told to end": lambda when: [Terminate(when, "worker0", 0.5)],
+    "worker stopped for 0.3 s": lambda when: [Stop(when, "worker0", 0.3)],
+    "worker stopped for 2 s": lambda when: [Stop(when, "worker0", 2.0)],
+    "worker stopped for 10 s": lambda when: [Stop(when, "worker0", 10.0)],
+    "computation stuck": lambda when: [Stick(when, "worker0", 3.0)],
+    "scheduler killed": lambda when: [Kill(when, SCHEDULER, 0.5)],
+    "scheduler stopped for 3 s": lambda when: [Stop(when, SCHEDULER, 3.0)],
+    "gateway killed": lambda when: [Kill(when, "gateway0", 0.5)],
+    "gateway stopped for 3 s": lambda when: [Stop(when, "gateway0", 3.0)],
+    "everything killed": lambda when: [
+        Kill(when, name, 0.4) for name in ("worker0", "worker1", SCHEDULER)
+    ],
+    "client leaves": lambda when: [Leave(when, "r0", None)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_at_every_moment(fault: str, form: str) -> None:
+    for when in moments(form):
+        run(replace(calm(form), faults=FAULTS[fault](when)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_failed_step_is_computed_again(form: str) -> None:
+    for step in range(1, last(form, "Plan")):
+        run(replace(calm(form), faults=[Fail(Moment("Plan", step), "worker0")]))
+
+
+@cache
+def crowd() -> Scenario:
+    """Requests of all forms at once, in a pool that is too small for them."""
+    draw = random.Random("crowd")
+    wishes = [
+        Wish(0.3 + 0.01 * number, number % 2, make_submit(f"r{number}", form, draw, max_tokens=8))
+        for number, form in enumerate(FORMS)
+    ]
+    return Scenario(seed=0, wishes=wishes, gateways=2, blocks=18, slots=4, budget=8)
+
+
+@pytest.mark.parametrize("how", ["drop", "repeat", "delay", "cut"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_of_a_kind(kind: str, how: Literal["drop", "repeat", "delay", "cut"]) -> None:
+    """The first, the third, and one of a hundred."""
+    restart = Terminate(0.45, "worker0", 0.1)
+    leave = Leave(0.4, "r1", None)
+    for chance, times, skip in ((1.0, 1, 0), (1.0, 1, 2), (0.01, 100, 0)):
+        mangling = Mangling(how, kind, chance, times, skip, seconds=0.3)
+        faults = [Mangle(0.0, mangling, seconds=2.0), restart, leave]
+        Cell(replace(crowd(), faults=faults)).live()
+
+
+@pytest.mark.parametrize("seconds", [0.2, 2.0, 20.0])
+@pytest.mark.parametrize("mode", ["lose", "hold", "refuse"])
+@pytest.mark.parametrize("peer", ["worker0", "gateway0"])
+def test_a_link_goes_down(
+    peer: str, mode: Literal["lose", "hold", "refuse"], seconds: float
+) -> None:
+    for inward, outward in ((True, True), (True, False), (False, True)):
+        fault = Interrupt(0.35, peer, seconds, inward, outward, mode)
+        run(replace(crowd(), faults=[fault]))
+
+
+def test_a_row_that_fails_ends_its_request_and_no_other() -> None:
+    for step in range(1, 12):
+        fail = Fail(Moment("Plan", step), "worker0", "row")
+        wishes = [replace(wish, refusals=frozenset({"failed"})) for wish in crowd().wishes]
+        cell = run(replace(crowd(), workers=1, wishes=wishes, faults=[fail]))
+        assert sum(client.rejected is not None for client in cell.clients) == 1
+
+
+def test_a_restart_of_everything_one_after_another() -> None:
+    names = ["worker0", "worker1", SCHEDULER]
+    faults = [
+        fault(0.35 + 0.3 * number, name, 0.2)
+        for number, name in enumerate(names)
+        for fault in [Kill if name == SCHEDULER else Terminate]
+    ]
+    run(replace(crowd(), faults=faults))
+
+
+def test_without_any_worker_there_is_one_clear_refusal() -> None:
+    wishes = [replace(wish, refusals=frozenset({"no_worker"})) for wish in crowd().wishes]
+    cell = Cell(replace(crowd(), workers=1, wishes=wishes, faults=[Kill(0.4, "worker0", 40.0)]))
+    cell.live()
+    refused = [client.rejected for client in cell.clients if client.rejected is not None]
+    assert refused
+    assert {each.text for each in refused} == {"No worker has joined for 30 seconds."}
+
+
+def test_without_a_scheduler_there_is_one_clear_refusal() -> None:
+    wishes = [replace(wish, refusals=frozenset({"no_worker"})) for wish in crowd().wishes]
+    cell = Cell(replace(crowd(), wishes=wishes, faults=[Kill(0.4, SCHEDULER, 40.0)]))
+    cell.live()
+    refused = [client.rejected for client in cell.clients if client.rejected is not None]
+    assert {each.text for each in refused} == {"No scheduler answers. Try again later."}
