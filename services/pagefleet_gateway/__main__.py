@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import resource
 import signal
 import socket
 import sys
@@ -17,25 +18,35 @@ from pagefleet.prepared import prepared_folder
 from pagefleet.settings import GatewaySettings, parse, refuse
 from pagefleet.transport import EndpointError, check_endpoint
 from pagefleet_gateway.app import build_app, build_gateway
-from pagefleet_gateway.guard import HEADER_BYTES, IDLE_SECONDS, GuardedProtocol
+from pagefleet_gateway.gateway import Gateway
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.serving import Gateway
+from pagefleet_gateway.protocol import HEADER_BYTES, IDLE_SECONDS, GuardedProtocol
 from pagefleet_gateway.template import ChatTemplateError
+from pagefleet_gateway.tenants import KeyFileError
 from pagefleet_gateway.vocabulary import VocabularyError
 
 _LOG = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+_OWN_DESCRIPTORS = 256
+_FAILURES = (
+    *(EndpointError, ManifestError, VocabularyError, ChatTemplateError, KeyFileError),
+    OSError,
+)
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with signals that first make the gateway refuse new work."""
+    """uvicorn, with signals that first make the gateway refuse new work.
+
+    Raises:
+        OSError: the certificate or its key cannot be used.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         settings = gateway.settings
         config = uvicorn.Config(
             build_app(gateway),
-            http=GuardedProtocol,
+            http=GuardedProtocol.limited(settings.max_connections),
             ws="none",
             lifespan="on",
             log_config=None,
@@ -44,8 +55,11 @@ class Server(uvicorn.Server):
             backlog=_BACKLOG,
             h11_max_incomplete_event_size=HEADER_BYTES,
             timeout_keep_alive=IDLE_SECONDS,
+            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=settings.ssl_keyfile,
             timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout) + 1,
         )
+        config.load()
         super().__init__(config)
         self._gateway = gateway
 
@@ -72,11 +86,22 @@ def main() -> None:
     try:
         check_endpoint(settings.gateway_endpoint)
         model = ServedModel.load(prepared_folder(settings.model), settings.served_model_name)
+        server = Server(build_gateway(settings, model))
         listener = listen(settings)
-    except (EndpointError, ManifestError, VocabularyError, ChatTemplateError, OSError) as error:
+    except _FAILURES as error:
         refuse("pagefleet gateway", error)
-    _LOG.info("Serving %s at %s.", model.name, _address(listener))
-    Server(build_gateway(settings, model)).run(sockets=[listener])
+    _allow_descriptors(settings.max_connections + _OWN_DESCRIPTORS)
+    _LOG.info("Serving %s at %s.", model.name, _address(listener, server.config.is_ssl))
+    server.run(sockets=[listener])
+
+
+def _allow_descriptors(wanted: int) -> None:
+    """Let this process have so many open at once, as far as the system's limit goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def listen(settings: GatewaySettings) -> socket.socket:
@@ -91,9 +116,10 @@ def listen(settings: GatewaySettings) -> socket.socket:
     return socket.socket(fileno=fd)
 
 
-def _address(listener: socket.socket) -> str:
+def _address(listener: socket.socket, is_tls: bool) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 if __name__ == "__main__":

@@ -1,47 +1,51 @@
 """The HTTP interface: all routes of the gateway, and every error in the API's form.
 
-The generation routes (serving.py) are plain ASGI endpoints, so that nothing of ours wraps what a
-stream sends.
+The routes that take a body are plain ASGI endpoints, so that little wraps what a stream sends.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from pagefleet.settings import GatewaySettings
 from pagefleet_gateway.client import SchedulerClient
-from pagefleet_gateway.errors import (
-    ApiError,
-    http_error,
-    internal_error,
-    unavailable,
-    unknown_model,
-)
+from pagefleet_gateway.edge import Edge, KeyGuard
+from pagefleet_gateway.errors import ApiError, http_error, internal_error
+from pagefleet_gateway.facts import Facts
+from pagefleet_gateway.gateway import Gateway
 from pagefleet_gateway.generation import understand_chat, understand_completion
-from pagefleet_gateway.guard import KeyGuard
-from pagefleet_gateway.metrics import CONTENT_TYPE, Metrics
+from pagefleet_gateway.metrics import Metrics
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.responses import Model, ModelList
-from pagefleet_gateway.serving import DRAINING, Gateway, GenerationRoute
+from pagefleet_gateway.record import record_of
+from pagefleet_gateway.serving import GenerationRoute
+from pagefleet_gateway.tenants import Keyring
+from pagefleet_gateway.tokenizing import TokenizerRoute, detokenize, tokenize
 
 
 def build_gateway(settings: GatewaySettings, model: ServedModel) -> Gateway:
-    """What the routes work with."""
+    """What the routes work with.
+
+    Raises:
+        KeyFileError: the file of keys that the settings name is not usable.
+    """
     client = SchedulerClient(settings.gateway_endpoint)
     metrics = Metrics(model.name)
     metrics.watch(client)
-    return Gateway(settings, model, client, metrics)
+    file = settings.api_key_file
+    keyring = Keyring(settings.api_key, None if file is None else Path(file))
+    return Gateway(settings, model, client, metrics, keyring)
 
 
-def build_app(gateway: Gateway) -> Starlette:
+def build_app(gateway: Gateway) -> ASGIApp:
     """The ASGI application; it talks to the scheduler during its lifespan."""
 
     @asynccontextmanager
@@ -50,22 +54,9 @@ def build_app(gateway: Gateway) -> Starlette:
             yield
         gateway.threads.shutdown(wait=False, cancel_futures=True)
 
-    facts = Facts(gateway)
-    completions = GenerationRoute(gateway, understand_completion)
-    chat = GenerationRoute(gateway, understand_chat)
-    return Starlette(
-        routes=[
-            Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/models", facts.models),
-            Route("/v1/models/{name:path}", facts.model),
-            Route("/live", facts.live),
-            Route("/ready", facts.ready),
-            Route("/health", facts.health),
-            Route("/metrics", facts.metrics),
-            Route("/version", facts.version),
-        ],
-        middleware=[Middleware(KeyGuard, gateway.settings.api_key)],
+    app = Starlette(
+        routes=_routes(gateway),
+        middleware=_middleware(gateway),
         exception_handlers={
             ApiError: _on_api_error,
             HTTPException: _on_http_exception,
@@ -73,82 +64,47 @@ def build_app(gateway: Gateway) -> Starlette:
         },
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False
+    return Edge(app, gateway.metrics, gateway.settings.root_path)
 
 
-class Facts:
-    """The routes that tell of the gateway and its cell."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    async def models(self, request: Request) -> Response:
-        """The one model that is served."""
-        return _json(ModelList([self._entry()]))
-
-    async def model(self, request: Request) -> Response:
-        """The model of that name, or 404."""
-        name = request.path_params["name"]
-        if name != self._gateway.model.name:
-            raise unknown_model(name)
-        return _json(self._entry())
-
-    async def live(self, request: Request) -> Response:
-        """The process runs."""
-        return _json({"status": "ok"})
-
-    async def ready(self, request: Request) -> Response:
-        """A request that comes now would be served."""
-        if self._gateway.draining:
-            raise unavailable(DRAINING, "draining")
-        return await self.health(request)
-
-    async def health(self, request: Request) -> Response:
-        """The cell behind this gateway works: a scheduler, a worker, and progress."""
-        health = self._gateway.client.health
-        if health.refusal is not None:
-            raise unavailable(f"The scheduler refuses this gateway: {health.refusal}", "refused")
-        if not health.scheduler:
-            raise unavailable("No scheduler answers.", "no_scheduler")
-        if not health.workers:
-            raise unavailable("No worker makes progress.", "no_worker")
-        if health.stalled:
-            raise unavailable("Requests wait, but nothing runs.", "stalled")
-        return _json(
-            {
-                "status": "ok",
-                "workers": health.workers,
-                "running": health.running,
-                "waiting": health.waiting,
-            }
-        )
-
-    async def metrics(self, request: Request) -> Response:
-        """For Prometheus."""
-        return Response(self._gateway.metrics.render(), media_type=CONTENT_TYPE)
-
-    async def version(self, request: Request) -> Response:
-        """Of Pagefleet."""
-        try:
-            return _json({"version": version("pagefleet")})
-        except PackageNotFoundError:
-            return _json({"version": "unknown"})
-
-    def _entry(self) -> Model:
-        model = self._gateway.model
-        return Model(
-            id=model.name,
-            created=model.created,
-            root=model.manifest.name,
-            max_model_len=self._gateway.limits.max_model_len,
-        )
+def _routes(gateway: Gateway) -> list[Route]:
+    facts = Facts(gateway)
+    completions = GenerationRoute(gateway, understand_completion)
+    chat = GenerationRoute(gateway, understand_chat)
+    return [
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/models", facts.models),
+        Route("/v1/models/{name:path}", facts.model),
+        Route("/tokenize", TokenizerRoute(gateway, tokenize), methods=["POST"]),
+        Route("/detokenize", TokenizerRoute(gateway, detokenize), methods=["POST"]),
+        Route("/", facts.page),
+        Route("/status", facts.status),
+        Route("/live", facts.live),
+        Route("/ready", facts.ready),
+        Route("/health", facts.health),
+        Route("/metrics", facts.metrics),
+        Route("/version", facts.version),
+    ]
 
 
-def _json(content: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+def _middleware(gateway: Gateway) -> list[Middleware]:
+    origins = gateway.settings.allowed_origins
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=[origin.strip() for origin in (origins or "").split(",")],
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
+    )
+    guard = Middleware(KeyGuard, gateway.keyring)
+    return [guard] if origins is None else [cors, guard]
 
 
 def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    record_of(request.scope).error = error.code
     headers = {name.decode(): value.decode() for name, value in error.headers}
     return Response(error.body, error.status, headers)
 

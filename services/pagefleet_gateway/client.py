@@ -83,11 +83,6 @@ class CellHealth:
     refusal: str | None
     """Why the scheduler does not take this gateway."""
 
-    @property
-    def ready(self) -> bool:
-        """Whether a request that comes now would be served."""
-        return self.scheduler and self.workers > 0 and not self.stalled
-
 
 class SchedulerClient:
     """The gateway's link to the scheduler, running."""

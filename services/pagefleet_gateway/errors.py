@@ -95,6 +95,13 @@ def unknown_model(name: str) -> ApiError:
     )
 
 
+def too_many(message: str, retry_after: int = RETRY_SECONDS) -> ApiError:
+    """The tenant is over a limit of its own."""
+    return ApiError(
+        429, message, type="rate_limit_error", code="rate_limit_exceeded", retry_after=retry_after
+    )
+
+
 def unavailable(message: str, code: str) -> ApiError:
     """No service at the moment."""
     return ApiError(

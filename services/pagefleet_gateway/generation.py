@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import ChoiceState, Submit, pack_ints
-from pagefleet_gateway.errors import bad_request, unknown_model
+from pagefleet_gateway.errors import bad_request
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.parsing import parse
 from pagefleet_gateway.prompts import (
@@ -28,6 +28,7 @@ from pagefleet_gateway.prompts import (
     truncated,
 )
 from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody
+from pagefleet_gateway.structured import Structure, structure_of
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
 _MAX_BIAS: Final = 100.0
@@ -52,8 +53,10 @@ class Limits:
 
     max_model_len: int
     """Tokens that prompt and output may have together."""
-    key: str | None = None
-    """Of the tenant: content is shared in the prefix cache only under the same one."""
+    key: bytes | None = None
+    """SHA-256 of the tenant's: content is shared in the prefix cache only under the same one."""
+    request_id: str | None = None
+    """Names the answer, where the body does not; drawn where neither does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +138,11 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
         max_tokens=max_tokens,
         logprobs=0 if body.logprobs is None and best_of > n else body.logprobs,
         prompt_logprobs=_either(body.logprobs if body.echo else None, body.prompt_logprobs, -1),
+        structure=_structure(body),
     )
     return Generation(
         kind="completion",
-        id="cmpl-" + (body.request_id or uuid4().hex),
+        id="cmpl-" + _name(body, limits),
         model=model.name,
         body=body,
         prompts=prompts,
@@ -177,10 +181,11 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=_either(body.prompt_logprobs, -1),
+        structure=_structure(body),
     )
     return Generation(
         kind="chat",
-        id="chatcmpl-" + (body.request_id or uuid4().hex),
+        id="chatcmpl-" + _name(body, limits),
         model=model.name,
         body=body,
         prompts=prompts,
@@ -193,13 +198,17 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
     )
 
 
-def prefix_salt(key: str | None, cache_salt: str | None) -> bytes:
+def _name(body: GenerationBody, limits: Limits) -> str:
+    return body.request_id or limits.request_id or uuid4().hex
+
+
+def prefix_salt(key: bytes | None, cache_salt: str | None) -> bytes:
     """What separates tenants in the prefix cache: SHA-256 over tagged, length-prefixed fields.
 
     Empty without key and salt: then all share.
     """
-    named = [(b"key", key), (b"cache_salt", cache_salt)]
-    fields = [(tag, value.encode()) for tag, value in named if value is not None]
+    named = [(b"key", key), (b"cache_salt", cache_salt and cache_salt.encode())]
+    fields = [(tag, value) for tag, value in named if value]
     if not fields:
         return b""
     digest = hashlib.sha256(b"pagefleet prefix salt, version 1;")
@@ -256,8 +265,7 @@ def _submits(
 
 
 def _check_shared(body: GenerationBody, model: ServedModel) -> None:
-    if body.model not in (None, model.name):
-        raise unknown_model(body.model)
+    model.check_name(body.model)
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options needs stream to be true.", "stream_options")
     if body.use_beam_search:
@@ -287,6 +295,16 @@ def _beams(body: GenerationBody) -> tuple[int, float, bool | None]:
     return body.beam_width or body.n or 1, _either(body.length_penalty, 1.0), early
 
 
+def _structure(body: GenerationBody) -> Structure | None:
+    """What the answer must read like; what contradicts it is refused."""
+    structure = structure_of(body.response_format, body.structured_outputs)
+    if structure is not None:
+        for name in ("use_beam_search", "min_tokens"):
+            if getattr(body, name):
+                raise bad_request(f"{name} does not go with {structure.field}.", name)
+    return structure
+
+
 def _params(
     body: GenerationBody,
     model: ServedModel,
@@ -294,6 +312,7 @@ def _params(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int,
+    structure: Structure | None,
 ) -> SamplingParams:
     """Parameters of the body, then of the model, then neutral; -1 wants no prompt logprobs."""
     defaults = model.manifest.sampling
@@ -311,7 +330,7 @@ def _params(
             presence_penalty=body.presence_penalty or 0.0,
             repetition_penalty=_either(body.repetition_penalty, defaults.repetition_penalty, 1.0),
             min_tokens=body.min_tokens or 0,
-            eos_token_ids=() if body.ignore_eos else model.manifest.eos_token_ids,
+            eos_token_ids=model.manifest.eos_token_ids if structure or not body.ignore_eos else (),
             stop_token_ids=tuple(body.stop_token_ids or ()),
             logit_bias=_logit_bias(body.logit_bias or {}),
             bad_words=_bad_words(body.bad_words or [], model),
@@ -321,6 +340,7 @@ def _params(
             beam_width=beam_width,
             length_penalty=length_penalty,
             early_stopping=early_stopping,
+            guide=structure and structure.guide(bool(body.ignore_eos)),
         ).check_vocabulary(model.manifest.vocab_size)
     except ValueError as error:
         sentence = str(error)

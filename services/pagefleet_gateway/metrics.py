@@ -15,6 +15,8 @@ from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.cell_metrics import CellCollector
 from pagefleet_gateway.choice import Piece
 from pagefleet_gateway.client import SchedulerClient
+from pagefleet_gateway.dashboard import Rate
+from pagefleet_gateway.record import Record
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -65,6 +67,19 @@ class Metrics:
             (*_LABELS, "finished_reason"),
             registry=self.registry,
         )
+        self.generated = Rate()
+        self._tenant_requests = Counter(
+            "pagefleet_tenant_requests",
+            "Requests of a key, by status.",
+            ("tenant", "status"),
+            registry=self.registry,
+        )
+        self._tenant_tokens = Counter(
+            "pagefleet_tenant_tokens",
+            "Tokens of a key's prompts and answers.",
+            ("tenant", "kind"),
+            registry=self.registry,
+        )
         self._errors = Counter(
             "pagefleet_gateway_errors",
             "Requests answered with an error, by status and code.",
@@ -76,9 +91,14 @@ class Metrics:
         """Export what the link to the scheduler knows, as of each scrape."""
         self.registry.register(CellCollector(client, self._labels[0]))
 
-    def error(self, status: int, code: str | None) -> None:
-        """Count a request that was answered with an error."""
-        self._errors.labels(str(status), code or "").inc()
+    def answered(self, record: Record) -> None:
+        """Count a request that is over, by its tenant too where it has a name."""
+        if record.status >= 400 or record.error:
+            self._errors.labels(str(record.status), record.error or "").inc()
+        if tenant := record.tenant.name:
+            self._tenant_requests.labels(tenant, str(record.status)).inc()
+            self._tenant_tokens.labels(tenant, "prompt").inc(record.prompt_tokens)
+            self._tenant_tokens.labels(tenant, "generated").inc(record.generated_tokens)
 
     def finished(self, reason: str) -> None:
         """Count a choice that ended."""
@@ -102,7 +122,7 @@ class RequestTimer:
     """Measures one request. Times are of any monotonic clock, in seconds."""
 
     metrics: Metrics
-    began: float
+    record: Record
     _first: bool = True
     _last: float = 0.0
 
@@ -113,16 +133,23 @@ class RequestTimer:
                 self.metrics.inter_token_latency.observe(now - self._last)
             if piece.finish is not None:
                 self.metrics.finished(piece.finish)
-            self.metrics.generation_tokens.inc(len(piece.tokens))
-        if any(piece.tokens for piece in pieces.values()):
-            if self._first:
-                self.metrics.time_to_first_token.observe(now - self.began)
-            self._first, self._last = False, now
+        generated = sum(len(piece.tokens) for piece in pieces.values())
+        if generated:
+            self._count(generated, now)
+
+    def _count(self, generated: int, now: float) -> None:
+        if self._first:
+            self.metrics.time_to_first_token.observe(now - self.record.began)
+        self._first, self._last = False, now
+        self.metrics.generation_tokens.inc(generated)
+        self.metrics.generated.add(generated, now)
+        self.record.generated_tokens += generated
+        self.record.tenant.charge(generated, now)
 
     def ended(self, answer: Answer, now: float) -> None:
         """The request was answered in full."""
         usage = answer.usage
-        self.metrics.e2e_latency.observe(now - self.began)
+        self.metrics.e2e_latency.observe(now - self.record.began)
         self.metrics.request_prompt_tokens.observe(usage.prompt_tokens)
         self.metrics.request_generation_tokens.observe(usage.completion_tokens)
         self.metrics.prompt_tokens.inc(usage.prompt_tokens)

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from pagefleet.manifest import Manifest
 from pagefleet_gateway.chat_prompt import ChatPrompts
+from pagefleet_gateway.errors import unknown_model
 from pagefleet_gateway.tokenizer import PromptError, Tokenizer
 from pagefleet_gateway.vocabulary import Vocabulary
 
@@ -40,6 +41,15 @@ class ServedModel:
             tokenizer,
             ChatPrompts.load(folder, tokenizer),
         )
+
+    def check_name(self, name: str | None) -> None:
+        """Let a request pass that names this model, or none.
+
+        Raises:
+            ApiError: 404; it names another.
+        """
+        if name is not None and name != self.name:
+            raise unknown_model(name)
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -31,12 +31,22 @@ def completion_prompts(body: CompletionBody, model: ServedModel) -> list[list[in
         raise bad_request(f"prompt holds more than {MAX_PROMPTS} prompts.", "prompt")
     if texts:
         return encode(texts, "prompt", model, body.add_special_tokens is not False)
-    size = model.manifest.vocab_size
     prompts = lists or [ids]
-    for token in (token for tokens in prompts for token in tokens):
-        if token >= size:
-            raise bad_request(f"prompt holds {token}, outside the vocabulary of {size}.", "prompt")
+    for tokens in prompts:
+        check_vocabulary(tokens, "prompt", model)
     return prompts
+
+
+def check_vocabulary(tokens: Sequence[int], field: str, model: ServedModel) -> None:
+    """Let ids pass that the model knows.
+
+    Raises:
+        ApiError: 400 that names `field`.
+    """
+    size = model.manifest.vocab_size
+    for token in tokens:
+        if token >= size:
+            raise bad_request(f"{field} holds {token}, outside the vocabulary of {size}.", field)
 
 
 def echoed(body: CompletionBody, prompts: list[list[int]], model: ServedModel) -> list[str]:
@@ -66,6 +76,11 @@ def chat_prompt(body: ChatBody, model: ServedModel) -> list[int]:
         raise bad_request(
             "add_generation_prompt and continue_final_message exclude each other.",
             "continue_final_message",
+        )
+    if body.add_special_tokens:
+        raise bad_request(
+            "add_special_tokens is not for chats, whose template writes its own.",
+            "add_special_tokens",
         )
     variables = body.chat_template_kwargs or {}
     if refused := variables.keys() - TEMPLATE_VARIABLES:

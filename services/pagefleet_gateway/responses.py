@@ -110,6 +110,26 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptForm | UnsetType = UNSET
 
 
+class Live(msgspec.Struct):
+    """The answer of `/live`."""
+
+    status: Literal["ok"]
+
+
+class Health(Live):
+    """The answer of `/health` and `/ready`."""
+
+    workers: int
+    running: int
+    waiting: int
+
+
+class Version(msgspec.Struct):
+    """The answer of `/version`."""
+
+    version: str
+
+
 class Model(msgspec.Struct, kw_only=True):
     """An entry of `/v1/models`."""
 

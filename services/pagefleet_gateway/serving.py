@@ -11,108 +11,70 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
-from pagefleet.settings import GatewaySettings
 from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.choice import Piece
-from pagefleet_gateway.client import ClientGone, Mailbox, SchedulerClient
-from pagefleet_gateway.errors import ApiError, unavailable
+from pagefleet_gateway.client import Mailbox
+from pagefleet_gateway.errors import ApiError
+from pagefleet_gateway.gateway import Gateway
 from pagefleet_gateway.generation import Generation, Limits
-from pagefleet_gateway.guard import read_body, send_error
-from pagefleet_gateway.metrics import Metrics, RequestTimer
+from pagefleet_gateway.guard import PostRoute
+from pagefleet_gateway.metrics import RequestTimer
 from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.record import Record, record_of
 from pagefleet_gateway.stream import KEEP_ALIVE, Renderer, failure
 
-KEEP_ALIVE_SECONDS: Final = 10.0
-"""Without news, after which a stream says that it still waits."""
-
-DRAINING: Final = "This server is shutting down."
-
-_THREADS: Final = 4
 _MAX_NAMES: Final = 16
 
 _Headers = list[tuple[bytes, bytes]]
 
 
-@dataclass
-class Gateway:
-    """What all requests share."""
-
-    settings: GatewaySettings
-    model: ServedModel
-    client: SchedulerClient
-    metrics: Metrics
-    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS))
-    keep_alive: float = KEEP_ALIVE_SECONDS
-    draining: bool = False
-    """It finishes what it has, and takes nothing more."""
-
-    def drain(self) -> None:
-        """Take nothing more, and give up what is not finished after the settings' time."""
-        self.draining = True
-        loop = asyncio.get_running_loop()
-        loop.call_later(self.settings.shutdown_timeout, self.client.refuse_all, DRAINING)
-
-    @property
-    def limits(self) -> Limits:
-        """For a request that comes now."""
-        longest = self.model.manifest.max_model_len
-        return Limits(min(longest, self.client.max_model_len or longest), key=self.settings.api_key)
-
-
-class GenerationRoute:
-    """ASGI endpoint of one route; `understand` is what it makes of a request's body."""
+class GenerationRoute(PostRoute):
+    """The endpoint of one route; `understand` is what it makes of a request's body."""
 
     def __init__(
         self,
         gateway: Gateway,
         understand: Callable[[bytes, ServedModel, Limits], Generation],
     ) -> None:
-        self._gateway = gateway
+        super().__init__(gateway)
         self._understand = understand
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        try:
-            await self._serve(scope, receive, send)
-        except ClientGone:
-            return
-        except ApiError as error:
-            self._gateway.metrics.error(error.status, error.code)
-            await send_error(send, error)
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gateway = self._gateway
-        began = time.monotonic()
-        if gateway.draining:
-            raise unavailable(DRAINING, "draining")
-        content = await read_body(scope, receive, gateway.settings.max_body_bytes)
+    async def answer(self, content: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request whose body is there; see `PostRoute`."""
+        gateway, record = self._gateway, record_of(scope)
         loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(gateway.threads, self._begin, content)
+        answer = await loop.run_in_executor(gateway.threads, self._begin, content, record)
         generation = answer.generation
-        headers = [(b"x-request-id", _request_id(scope, generation))]
+        headers: _Headers = []
         if generation.ignored:
             headers.append((b"x-ignored-fields", _shown(generation.ignored)))
+        record.tenant.charge(record.prompt_tokens, time.monotonic())
         renderer = Renderer(answer, gateway.model, int(time.time()))
         async with (
             gateway.client.open(generation.submits) as mailbox,
             _watching(receive, mailbox),
         ):
-            run = Run(gateway, answer, mailbox, RequestTimer(gateway.metrics, began))
+            run = Run(gateway, answer, mailbox, RequestTimer(gateway.metrics, record))
             if generation.body.stream:
                 await _send_stream(run, renderer, headers, send)
             else:
                 await _send_whole(run, renderer, headers, send)
 
-    def _begin(self, content: bytes) -> Answer:
-        model = self._gateway.model
-        return Answer(self._understand(content, model, self._gateway.limits), model)
+    def _begin(self, content: bytes, record: Record) -> Answer:
+        model, tenant = self._gateway.model, record.tenant
+        limits = Limits(self._gateway.max_model_len, tenant.digest, record.id)
+        generation = self._understand(content, model, limits)
+        tenant.check_priority(generation.body.priority or 0)
+        record.prompt_tokens = sum(map(len, generation.prompts))
+        if self._gateway.settings.log_prompts:
+            record.prompts = [model.tokenizer.decode(ids, False) for ids in generation.prompts]
+        return Answer(generation, model)
 
 
 @dataclass
@@ -139,6 +101,8 @@ class Run:
             self.gateway.client.end_choices(request, [index])
         now = time.monotonic()
         self.timer.arrived(pieces, now)
+        if self.gateway.settings.log_prompts:
+            self.timer.record.write_down({i: piece.text for i, piece in pieces.items()})
         if self.answer.finished:
             self.timer.ended(self.answer, now)
         return pieces
@@ -168,7 +132,7 @@ async def _send_stream(run: Run, renderer: Renderer, headers: _Headers, send: Se
                 break
             pieces = await run.pieces()
     except ApiError as error:
-        run.gateway.metrics.error(error.status, error.code)
+        run.timer.record.error = error.code
         await _send_part(send, failure(error))
     await send({"type": "http.response.body", "body": b""})
 
@@ -197,14 +161,6 @@ async def _watching(receive: Receive, mailbox: Mailbox) -> AsyncIterator[None]:
         yield
     finally:
         watcher.cancel()
-
-
-def _request_id(scope: Scope, generation: Generation) -> bytes:
-    """The client's own name for the request, if it gave one that is fit for a header."""
-    given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
-    if 0 < len(given) <= 128 and given.isascii() and given.decode().isprintable():
-        return given
-    return generation.id.encode("ascii", "replace")
 
 
 def _shown(names: list[str]) -> bytes:

@@ -124,7 +124,7 @@ def test_a_completion(cell: Cell) -> None:
     response = cell.post(prompt="hello", max_tokens=12, zork=1)
     assert response.status_code == 200
     assert response.headers["x-ignored-fields"] == "zork"
-    assert response.headers["x-request-id"] == response.json()["id"]
+    assert response.json()["id"] == "cmpl-" + response.headers["x-request-id"]
     (choice,) = response.json()["choices"]
     assert choice["text"] == expected_text("hello", 12)
 
@@ -150,6 +150,12 @@ def test_the_name_of_a_request_comes_back(cell: Cell) -> None:
         headers={"x-request-id": "mine"},
     )
     assert response.headers["x-request-id"] == "mine"
+    assert response.json()["id"] == "cmpl-mine"
+    for path, status in (("/live", 200), ("/nowhere", 404), ("/v1/completions", 405)):
+        response = httpx.get(cell.url + path, headers={"x-request-id": "other"})
+        assert (response.status_code, response.headers["x-request-id"]) == (status, "other")
+    unfit = httpx.get(cell.url + "/live", headers={"x-request-id": "a" * 129})
+    assert len(unfit.headers["x-request-id"]) == 32
 
 
 def test_a_stop_string_ends_the_choice_at_the_scheduler(cell: Cell) -> None:

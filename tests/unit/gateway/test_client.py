@@ -64,7 +64,7 @@ def test_tokens_come_in(scheduler: FakeScheduler) -> None:
             tokens: dict[int, list[int]] = {0: [], 1: []}
             await collect(mailbox, tokens)
             assert tokens == expected(2, 40)
-            await eventually(lambda: client.health.ready)
+            await eventually(lambda: client.health.workers > 0)
             assert client.max_model_len == 4096
 
     with scheduler.started():

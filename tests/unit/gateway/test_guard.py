@@ -13,7 +13,9 @@ from pagefleet_gateway.app import build_gateway
 from pagefleet_gateway.client import ClientGone
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.generation import understand_completion
-from pagefleet_gateway.guard import GuardedProtocol, read_body
+from pagefleet_gateway.guard import read_body
+from pagefleet_gateway.protocol import GuardedProtocol
+from pagefleet_gateway.record import begin
 from pagefleet_gateway.serving import GenerationRoute
 from tests.unit.gateway.served import echo_model
 
@@ -22,6 +24,7 @@ class Hasty(GuardedProtocol):
     """Gives a header little time."""
 
     header_seconds = 0.2
+    max_connections = 2
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
@@ -132,8 +135,10 @@ def test_a_stream_that_waits_says_so(tmp_path: Any) -> None:
             await gone.wait()
             return {"type": "http.disconnect"}
 
+        scope = dict(SCOPE)
+        begin(scope, 0.0)
         async with gateway.client.running(), asyncio.timeout(5):
-            await GenerationRoute(gateway, understand_completion)(SCOPE, receive, send)
+            await GenerationRoute(gateway, understand_completion)(scope, receive, send)
 
     asyncio.run(wait())
     assert sent[0]["status"] == 200

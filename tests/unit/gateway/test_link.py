@@ -282,7 +282,9 @@ class FaultyScheduler(RuleBasedStateMachine):
     @precondition(lambda self: self.sent)
     @rule(count=st.integers(0, 3))
     def generate(self, count: int) -> None:
-        request, choice = self.random.choice(sorted(self.sent))
+        self.go_on(*self.random.choice(sorted(self.sent)), count)
+
+    def go_on(self, request: str, choice: int, count: int) -> None:
         if request not in self.known:
             return
         start = self.sent[request, choice]
@@ -318,9 +320,8 @@ class FaultyScheduler(RuleBasedStateMachine):
                 return
             self.wait(0.3)
             for request, choice in sorted(self.sent.keys() - self.ended):
-                if request in self.known:
-                    self.sent[request, choice] = len(self.seen[request, choice])
-                    self.generate(3)
+                self.sent[request, choice] = len(self.seen[request, choice])
+                self.go_on(request, choice, 3)
         pytest.fail(f"unfinished: {self.seen.keys() - self.ended}")
 
 

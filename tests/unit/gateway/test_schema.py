@@ -165,6 +165,7 @@ BAD_CHATS: list[tuple[str, Any]] = [
     ("chat_template", "{{ 'mine' }}"),
     ("chat_template_kwargs", {"messages": []}),
     ("chat_template_kwargs", 5),
+    ("add_special_tokens", True),
 ]
 
 
@@ -386,7 +387,7 @@ def test_unsupported_fields_may_say_what_is_true_anyway() -> None:
 
 
 def test_salts_separate_tenants() -> None:
-    pairs = [(None, "a"), ("a", None), ("a", "b"), ("ab", None), (None, "ab"), ("b", "a")]
+    pairs = [(None, "a"), (b"a", None), (b"a", "b"), (b"ab", None), (None, "ab"), (b"b", "a")]
     assert len({prefix_salt(key, salt) for key, salt in pairs}) == len(pairs)
     assert prefix_salt(None, None) == b""
     assert completion(cache_salt="a").submits[0].salt == prefix_salt(None, "a")

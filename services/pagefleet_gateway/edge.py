@@ -1,0 +1,114 @@
+"""The outermost layer of the application: every request gets a name, a key's tenant and a log line.
+
+Whatever is answered carries `X-Request-Id`. Requests need a key on every route but `OPEN_PATHS`,
+known or not, as soon as there are keys. The log tells sizes and times; prompts and answers are in
+it only with `--log-prompts`.
+"""
+
+import logging
+import time
+from typing import Any, Final
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagefleet_gateway.errors import http_error
+from pagefleet_gateway.guard import send_error
+from pagefleet_gateway.metrics import Metrics
+from pagefleet_gateway.record import Record, begin, record_of
+from pagefleet_gateway.tenants import Keyring, Tenant
+
+_LOG = logging.getLogger(__name__)
+
+OPEN_PATHS: Final = frozenset({"/", "/live", "/ready", "/health"})
+"""Answered without a key."""
+
+
+class Edge:
+    """Wraps the application; `root_path` is what a proxy before it leaves in front of paths."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, root_path: str = "") -> None:
+        self._app = app
+        self._metrics = metrics
+        self._root_path = root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the lifespan."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if self._root_path and f"{scope['path']}/".startswith(f"{self._root_path}/"):
+            scope["path"] = scope["path"].removeprefix(self._root_path) or "/"
+        record = begin(scope, time.monotonic())
+        header = (b"x-request-id", record.id.encode())
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        finally:
+            self._ended(scope, record)
+
+    def _ended(self, scope: Scope, record: Record) -> None:
+        self._metrics.answered(record)
+        level = logging.DEBUG if scope["method"] == "GET" and record.status < 400 else logging.INFO
+        if _LOG.isEnabledFor(level):
+            _LOG.log(level, "%s", _line(scope, record, time.monotonic() - record.began))
+
+
+class KeyGuard:
+    """Lets requests pass that carry a key of the ring, and those to `OPEN_PATHS`."""
+
+    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+        self._app = app
+        self._keyring = keyring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the lifespan."""
+        if scope["type"] == "http" and not self._keyring.is_open:
+            tenant = self._holder(scope)
+            if tenant is not None:
+                record_of(scope).tenant = tenant
+            elif scope["path"] not in OPEN_PATHS:
+                text = "The request needs the header `Authorization: Bearer KEY` with a valid key."
+                await send_error(scope, send, http_error(401, text, "invalid_api_key"))
+                return
+        await self._app(scope, receive, send)
+
+    def _holder(self, scope: Scope) -> Tenant | None:
+        scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            return None
+        return self._keyring.find(key.strip(), time.monotonic())
+
+
+def _line(scope: Scope, record: Record, seconds: float) -> str:
+    """`name=value` pairs; a value with anything but plain characters is written as JSON."""
+    pairs: dict[str, Any] = {
+        "request": record.id,
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": record.status or "none",
+        "seconds": f"{seconds:.3f}",
+    }
+    optional = {
+        "tenant": record.tenant.name,
+        "error": record.error,
+        "prompt_tokens": record.prompt_tokens,
+        "generated_tokens": record.generated_tokens,
+        "prompts": record.prompts,
+        "answers": record.answers,
+    }
+    pairs |= {name: value for name, value in optional.items() if value}
+    return " ".join(f"{name}={_value(value)}" for name, value in pairs.items())
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    if isinstance(value, str | int) and text.isascii() and text.isprintable() and " " not in text:
+        return text
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,113 @@
+"""The routes that tell of the gateway and its cell."""
+
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagefleet_gateway.client import CellHealth
+from pagefleet_gateway.dashboard import PAGE, PAGE_HEADERS, EngineStatus, Status
+from pagefleet_gateway.errors import ApiError, unavailable
+from pagefleet_gateway.gateway import DRAINING, Gateway
+from pagefleet_gateway.metrics import CONTENT_TYPE
+from pagefleet_gateway.responses import Health, Live, Model, ModelList, Version
+
+
+class Facts:
+    """Endpoints that take no body."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def page(self, request: Request) -> Response:
+        """The dashboard, for people."""
+        return Response(PAGE, media_type="text/html", headers=PAGE_HEADERS)
+
+    async def status(self, request: Request) -> Response:
+        """What the dashboard shows."""
+        gateway = self._gateway
+        health, pulse = gateway.client.health, gateway.client.link.pulse
+        problem = unhealthy(health)
+        return as_json(
+            Status(
+                model=gateway.model.name,
+                version=_version(),
+                state="Serving." if problem is None else problem.message,
+                workers=health.workers,
+                running=health.running,
+                waiting=health.waiting,
+                open=gateway.client.link.open_requests,
+                tokens_per_second=gateway.metrics.generated.per_second(time.monotonic()),
+                engines=[EngineStatus.of(stats) for stats in pulse.engines] if pulse else [],
+            )
+        )
+
+    async def models(self, request: Request) -> Response:
+        """The one model that is served."""
+        return as_json(ModelList([self._entry()]))
+
+    async def model(self, request: Request) -> Response:
+        """The model of that name, or 404."""
+        self._gateway.model.check_name(request.path_params["name"])
+        return as_json(self._entry())
+
+    async def live(self, request: Request) -> Response:
+        """The process runs."""
+        return as_json(Live("ok"))
+
+    async def ready(self, request: Request) -> Response:
+        """A request that comes now would be served."""
+        if self._gateway.draining:
+            raise unavailable(DRAINING, "draining")
+        return await self.health(request)
+
+    async def health(self, request: Request) -> Response:
+        """The cell behind this gateway works: a scheduler, a worker, and progress."""
+        health = self._gateway.client.health
+        if problem := unhealthy(health):
+            raise problem
+        return as_json(Health("ok", health.workers, health.running, health.waiting))
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        return Response(self._gateway.metrics.render(), media_type=CONTENT_TYPE)
+
+    async def version(self, request: Request) -> Response:
+        """Of Pagefleet."""
+        return as_json(Version(_version()))
+
+    def _entry(self) -> Model:
+        model = self._gateway.model
+        return Model(
+            id=model.name,
+            created=model.created,
+            root=model.manifest.name,
+            max_model_len=self._gateway.max_model_len,
+        )
+
+
+def unhealthy(health: CellHealth) -> ApiError | None:
+    """What is wrong with the cell, if anything is."""
+    if health.refusal is not None:
+        return unavailable(f"The scheduler refuses this gateway: {health.refusal}", "refused")
+    if not health.scheduler:
+        return unavailable("No scheduler answers.", "no_scheduler")
+    if not health.workers:
+        return unavailable("No worker makes progress.", "no_worker")
+    if health.stalled:
+        return unavailable("Requests wait, but nothing runs.", "stalled")
+    return None
+
+
+def as_json(content: msgspec.Struct) -> Response:
+    """An answer of status 200."""
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+def _version() -> str:
+    try:
+        return version("pagefleet")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,46 @@
+"""What all requests of a gateway share."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from pagefleet.settings import GatewaySettings
+from pagefleet_gateway.client import SchedulerClient
+from pagefleet_gateway.metrics import Metrics
+from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.tenants import Keyring
+
+KEEP_ALIVE_SECONDS: Final = 10.0
+"""Without news, after which a stream says that it still waits."""
+
+DRAINING: Final = "This server is shutting down."
+
+_THREADS: Final = 4
+
+
+@dataclass
+class Gateway:
+    """One gateway process."""
+
+    settings: GatewaySettings
+    model: ServedModel
+    client: SchedulerClient
+    metrics: Metrics
+    keyring: Keyring = field(default_factory=Keyring)
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS))
+    keep_alive: float = KEEP_ALIVE_SECONDS
+    draining: bool = False
+    """It finishes what it has, and takes nothing more."""
+
+    def drain(self) -> None:
+        """Take nothing more, and give up what is not finished after the settings' time."""
+        self.draining = True
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.settings.shutdown_timeout, self.client.refuse_all, DRAINING)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that a request which comes now may have."""
+        longest = self.model.manifest.max_model_len
+        return min(longest, self.client.max_model_len or longest)

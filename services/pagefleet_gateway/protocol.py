@@ -1,0 +1,100 @@
+"""HTTP/1.1 with limits on how many clients there may be, and how slow each.
+
+uvicorn waits for ever for a header, and for a client to read its answer. Here a header has
+`HEADER_SECONDS` to be whole, a connection is idle for `IDLE_SECONDS` at most, and one that takes
+nothing of its answer for `STUCK_SECONDS` is cut. Beyond the limit on connections, one more is
+answered with a 503 at once.
+"""
+
+import asyncio
+import sys
+from typing import Any, ClassVar, Final
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pagefleet_gateway.errors import ApiError, http_error, unavailable
+
+HEADER_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 10
+STUCK_SECONDS: Final = 60.0
+HEADER_BYTES: Final = 64 * 1024
+
+
+class GuardedProtocol(H11Protocol):
+    """One connection. A subclass sets the limits."""
+
+    max_connections: ClassVar[int]
+    header_seconds: ClassVar[float] = HEADER_SECONDS
+    stuck_seconds: ClassVar[float] = STUCK_SECONDS
+    _header_alarm: asyncio.TimerHandle | None = None
+    _stuck_alarm: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def limited(cls, max_connections: int) -> "type[GuardedProtocol]":
+        """The protocol of a server with so many connections at most."""
+        return type("LimitedProtocol", (cls,), {"max_connections": max_connections})
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connected: its first header is due."""
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self._refuse(unavailable("Too many connections are open.", "too_many_connections"))
+        self._watch_header()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came in: perhaps a header began, or is whole."""
+        super().data_received(data)
+        self._watch_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is no more."""
+        self._rest()
+        super().connection_lost(exc)
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        """The client does not take what was sent."""
+        super().pause_writing()
+        if self._stuck_alarm is None:
+            self._stuck_alarm = self.loop.call_later(self.stuck_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        super().resume_writing()
+        if self._stuck_alarm is not None:
+            self._stuck_alarm.cancel()
+            self._stuck_alarm = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, or too much of it; called while its error is handled."""
+        error = sys.exception()
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        self._refuse(http_error(status, str(error or msg)))
+
+    def _watch_header(self) -> None:
+        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            self._rest()
+        elif self._header_alarm is None:
+            self._header_alarm = self.loop.call_later(self.header_seconds, self._header_is_late)
+
+    def _rest(self) -> None:
+        if self._header_alarm is not None:
+            self._header_alarm.cancel()
+            self._header_alarm = None
+
+    def _header_is_late(self) -> None:
+        text = f"The header was not whole after {self.header_seconds:g} seconds."
+        self._refuse(http_error(408, text, "header_timeout"))
+
+    def _refuse(self, error: ApiError) -> None:
+        events: list[Any] = [
+            h11.Response(
+                status_code=error.status, headers=[*error.headers, (b"connection", b"close")]
+            ),
+            h11.Data(data=error.body),
+            h11.EndOfMessage(),
+        ]
+        for event in events:
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
