@@ -9,6 +9,7 @@ from types import FrameType
 
 import zmq
 
+from pagefleet import faultpoints
 from pagefleet.settings import SchedulerSettings
 from pagefleet.transport import Hub
 from pagefleet.wire import (
@@ -61,6 +62,7 @@ class Server:
             signal.signal(number, self._stop)
         log.info("listening for gateways and workers")
         while not self._stopping:
+            faultpoints.reach("scheduler.loop")
             self._handle(self._receive())
         self._gateways.close()
         self._workers.close()

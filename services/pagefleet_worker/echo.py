@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from pagefleet import faultpoints
 from pagefleet.wire import Logprobs, Plan, PromptLogprobs, Result, RowError, pack_ints
 from pagefleet_worker.draw import NO_TOKEN, Draw
 from pagefleet_worker.echo_decoder import CELL, Chain, EchoDecoder, poison, tenant_of
@@ -166,6 +167,8 @@ class EchoEngine:
             answer.tokens.extend([NO_TOKEN] * len(slot.choices))
             answer.errors.append(RowError(index, str(error)))
             return
+        if faultpoints.corrupts("echo.logits"):
+            logits = SparseLogits(logits.size, (), ())  # as NaN, they leave nothing to choose
         chosen = [
             logits.choose(Draw(0, params, history, slot.prompt_length, choice, position, mask))
             for choice in slot.choices

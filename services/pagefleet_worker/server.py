@@ -16,6 +16,7 @@ from types import FrameType
 
 import zmq
 
+from pagefleet import faultpoints
 from pagefleet.host import host_id, start_time
 from pagefleet.transport import Peer
 from pagefleet.wire import (
@@ -91,6 +92,7 @@ class Compute(threading.Thread):
 
     def _step(self, plan: Plan) -> Result | None:
         try:
+            faultpoints.reach("worker.step")
             return self._engine.launch(plan).result()
         except PlanError as error:
             log.error("step %d contradicts the slots: %s", plan.step, error)

@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 import zmq
 
+from pagefleet import faultpoints
+
 MAX_FRAME_BYTES = 64 * 2**20
 """A larger message closes the connection it came on."""
 
@@ -90,7 +92,8 @@ class Hub:
     def send(self, identity: bytes, frame: bytes) -> bool:
         """Hand a frame to a peer's queue; False if the peer is gone or takes no more."""
         try:
-            self.socket.send_multipart([identity, frame], zmq.DONTWAIT)
+            for each in faultpoints.passing("hub.send", frame):
+                self.socket.send_multipart([identity, each], zmq.DONTWAIT)
         except (zmq.Again, zmq.ZMQError):
             return False
         return True
@@ -122,7 +125,8 @@ class Peer:
     def send(self, frame: bytes) -> bool:
         """Hand a frame to the queue; False if there is no connection or the queue is full."""
         try:
-            self.socket.send(frame, zmq.DONTWAIT)
+            for each in faultpoints.passing("peer.send", frame):
+                self.socket.send(each, zmq.DONTWAIT)
         except zmq.Again:
             return False
         return True
