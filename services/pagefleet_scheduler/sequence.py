@@ -183,7 +183,8 @@ class Sequence:
     @property
     def can_draft(self) -> bool:
         """Whether tokens may be fed on trial behind its last one."""
-        return self.ahead == 0 and not self.waits_for_others
+        guided = self.request.params.guide is not None
+        return self.ahead == 0 and not guided and not self.waits_for_others
 
     @property
     def idles(self) -> bool:

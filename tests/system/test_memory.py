@@ -1,0 +1,63 @@
+"""The torch engine under memory pressure: swapped, drafted and preempted streams are the same."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from pagefleet.params import SamplingParams
+from pagefleet.settings import WorkerSettings
+from pagefleet_scheduler.decoding import concatenate
+from pagefleet_worker.loading import load_engine
+from tests.cell import Cell
+from tests.models import VOCAB_SIZE
+
+Requests = list[tuple[list[int], SamplingParams]]
+
+
+def some_requests(draw: random.Random) -> Requests:
+    common = [draw.randrange(VOCAB_SIZE) for _ in range(24)]
+    return [
+        (
+            common[: draw.randint(0, 24)] + [draw.randrange(VOCAB_SIZE)] * draw.randint(1, 20),
+            SamplingParams(
+                max_tokens=draw.randint(8, 40),
+                seed=draw.randrange(2**64),
+                temperature=draw.choice([0.0, 0.8]),
+                logprobs=2,
+            ),
+        )
+        for _ in range(12)
+    ]
+
+
+def serve(folder: Path, requests: Requests, settings: WorkerSettings, **options: int) -> Cell:
+    cell = Cell(lambda: load_engine(folder, settings, lambda: None), **options)
+    cell.join()
+    for prompt, params in requests:
+        cell.submit(prompt, params)
+    cell.run()
+    cell.assert_idle()
+    return cell
+
+
+def test_swaps_and_drafts_change_nothing(prepared_model: Callable[[str], Path]) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    folder, requests = prepared_model("llama"), some_requests(random.Random(seed))
+    roomy = WorkerSettings(device="cpu", dtype="float32", num_blocks=400, block_size=8)
+    tight = WorkerSettings(
+        device="cpu",
+        dtype="float32",
+        num_blocks=20,
+        block_size=8,
+        max_num_batched_tokens=32,
+        swap_space=2**24,
+    )
+    alone = serve(folder, requests, roomy)
+    pressed = serve(folder, requests, tight, drafts=3)
+    assert pressed.planner.preemptions > 0
+    assert pressed.planner.host.moved_in > 0
+    assert pressed.planner.drafts_kept > 0
+    for name, client in pressed.clients.items():
+        assert client.tokens == alone.clients[name].tokens
+        assert concatenate(client.logprobs[0]) == concatenate(alone.clients[name].logprobs[0])
