@@ -340,7 +340,7 @@ def _params(
             beam_width=beam_width,
             length_penalty=length_penalty,
             early_stopping=early_stopping,
-            guide=structure and structure.guide(bool(body.ignore_eos)),
+            guide=structure.guide(bool(body.ignore_eos)) if structure else None,
         ).check_vocabulary(model.manifest.vocab_size)
     except ValueError as error:
         sentence = str(error)

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from pagefleet.params import MAX_CHOICES, MAX_LOGPROBS
+from pagefleet_gateway.structured import ResponseFormat, StructuredOutputs
 
 MAX_STOP_STRINGS: Final = 16
 MAX_LISTED: Final = 1024
@@ -74,6 +75,8 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     echo: bool | None = None
     """Begin the answer with the prompt; in a chat, with the message that the answer continues."""
 
@@ -133,8 +136,6 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "suffix": (),
     "timeout": (),
     "tool_choice": ("none", "auto"),

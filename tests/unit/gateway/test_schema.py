@@ -99,8 +99,6 @@ BAD_FOR_BOTH: list[tuple[str, Any]] = [
     ("user", 5),
     ("tools", [{"type": "function"}]),
     ("tool_choice", "required"),
-    ("response_format", {"type": "json_object"}),
-    ("structured_outputs", {"json": {}}),
     ("use_beam_search", 0),
     ("beam_width", 2),
     ("length_penalty", 0.5),
