@@ -70,15 +70,22 @@ class Placement:
                 break
 
     def _admit(self, sequence: Sequence) -> bool:
-        while (chosen := router.choose(sequence, self.planners)) is None:
-            if not self._preempt_for(sequence):
+        planners = self._of_its_class(sequence)
+        while (chosen := router.choose(sequence, planners)) is None:
+            if not self._preempt_for(sequence, planners):
                 return False
         self.waiting.remove(sequence)
         chosen.admit(sequence)
         return True
 
-    def _preempt_for(self, sequence: Sequence) -> bool:
-        for planner in self.planners:
+    def _of_its_class(self, sequence: Sequence) -> list[Planner]:
+        """Workers that compute the same bits as the one where it began, or all if there is none."""
+        return [
+            planner for planner in self.planners if planner.worker.numerics == sequence.numerics
+        ] or self.planners
+
+    def _preempt_for(self, sequence: Sequence, planners: Iterable[Planner]) -> bool:
+        for planner in planners:
             if paused := planner.paused_one():
                 self._preempt(planner, paused)
                 return True

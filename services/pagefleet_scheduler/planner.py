@@ -143,6 +143,7 @@ class Planner:
         sequence.ordered = sequence.computed = found
         sequence.slot = self._free_slots.pop()
         sequence.candidates = None
+        sequence.numerics = self.worker.numerics
         sequence.protected = sequence.run > 0
         self.prefix_queries += len(sequence.tokens)
         self.prefix_hits += found

@@ -116,6 +116,8 @@ class Sequence:
     """Full blocks of this run that went through the prefix index."""
     history: History = b""
     """What its next block to be indexed continues."""
+    numerics: str | None = None
+    """The class of the worker where it last ran; workers of one class compute equal bits."""
     cached: int = 0
     """Prompt tokens that its first run found in the prefix cache."""
     candidates: Logprobs | None = None
@@ -244,6 +246,7 @@ class Sequence:
             table_sent=self.table_sent,
             indexed=self.indexed,
             history=self.history,
+            numerics=self.numerics,
             cached=self.cached,
             keys=self.keys[:],
         )

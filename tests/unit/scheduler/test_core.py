@@ -56,9 +56,11 @@ class Cell:
         self.sent += sends
         return [message for _, message in sends]
 
-    def join(self, peer: bytes = b"w", blocks: int = 50, slots: int = 8) -> int:
+    def join(
+        self, peer: bytes = b"w", blocks: int = 50, slots: int = 8, numerics: str = "class"
+    ) -> int:
         hello = WorkerHello(
-            PROTOCOL, "host", 1, 1, "model", "class", 4, blocks, slots, 100, 64, 1000
+            PROTOCOL, "host", 1, 1, "model", numerics, 4, blocks, slots, 100, 64, 1000
         )
         join = next(m for m in self.tell(peer, hello) if isinstance(m, Join))
         return join.epoch
@@ -218,6 +220,18 @@ def test_a_lost_worker_s_sequences_go_on_elsewhere(cell: Cell) -> None:
     cell.answer(again, 51, peer=b"two")
     assert cell.outputs() == [(0, 0, [50], None), (0, 1, [51], None)]
     assert cell.scheduler.dropped_results == 1
+
+
+def test_a_stream_stays_with_workers_that_compute_the_same_bits(cell: Cell) -> None:
+    cell.join(b"one")
+    cell.submit(max_tokens=4)
+    cell.answer(cell.plans(b"one")[0], 50, peer=b"one")
+    cell.join(b"other", numerics="another class")
+    cell.join(b"two")
+    cell.events(Lost(b"one"))
+    assert [len(unpack_ints(plan.tokens)) for plan in cell.plans(b"two")[:1]] == [7]
+    cell.events(Lost(b"two"))
+    assert any(list(unpack_ints(plan.tokens))[-1] == 50 for plan in cell.plans(b"other"))
 
 
 @pytest.mark.parametrize("farewell", [WorkerBye(0), None])
