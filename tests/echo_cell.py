@@ -31,7 +31,7 @@ def echo_beams(prompt: Sequence[int], params: SamplingParams) -> list[Answer]:
             candidates.append(pack_logprobs([logits], [0], params.candidates))
         going = search.advance(beams, pieces, candidates)
         beams = [beams[each.beam] + array("i", [each.token]) for each in going]
-        pieces = [[*pieces[each.beam], each.logprobs] for each in going if each.logprobs]
+        pieces = [[*pieces[each.beam], *filter(None, [each.logprobs])] for each in going]
     return search.answers
 
 

@@ -15,14 +15,12 @@ Rules that keep this right, whatever is aborted, preempted or late in between:
 1. The worker is told of a slot with the first row of its run, of table entries with the next row.
 2. Results are matched with the rows kept in `flights`. A row whose sequence has begun another run
    still gives its token, but says nothing of blocks.
-3. A slot that takes part in a fork which no plan has ordered yet is released after that plan.
 """
 
 from array import array
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import chain
 
 from pagefleet.wire import SAMPLED, Open, Plan, Result, WorkerHello, pack_ints
 from pagefleet_scheduler.blocks import BlockKey, BlockPool, History
@@ -36,6 +34,7 @@ from pagefleet_scheduler.flights import (
 )
 from pagefleet_scheduler.host import HostTier
 from pagefleet_scheduler.sequence import Sequence
+from pagefleet_scheduler.slots import SlotBook
 from pagefleet_scheduler.speculation import propose
 
 
@@ -82,11 +81,7 @@ class Planner:
         self.drafts_kept = 0
         self._step = 0
         self._watermark = max(1, worker.blocks // 100)
-        self._free_slots = list(range(worker.slots - 1, -1, -1))
-        self._released: list[int] = []
-        self._forks: list[tuple[int, int, int]] = []
-        self._closing: dict[int, bool] = {}
-        """Slots that end once the forks are ordered, and whether the worker knows of them."""
+        self._slots = SlotBook(worker.slots)
 
     def __repr__(self) -> str:
         return f"<Planner {len(self.running)} running, step {self._step}, {self.pool!r}>"
@@ -112,7 +107,7 @@ class Planner:
 
     def can_admit(self, sequence: Sequence) -> bool:
         """Whether there are a slot and blocks for all that the sequence has, with some to spare."""
-        if not self._free_slots or not self.fits(sequence):
+        if not self._slots.available or not self.fits(sequence):
             return False
         hits, _ = self._match(self._keys(sequence), sequence)
         wanted = self._blocks_for(len(sequence.tokens)) - len(hits) + self.pool.idle(hits)
@@ -141,7 +136,7 @@ class Planner:
         sequence.history = history
         found = (len(hits) + len(from_host)) * self.pool.block_size
         sequence.ordered = sequence.computed = found
-        sequence.slot = self._free_slots.pop()
+        sequence.slot = self._slots.take()
         sequence.candidates = None
         sequence.numerics = self.worker.numerics
         sequence.protected = sequence.run > 0
@@ -160,16 +155,16 @@ class Planner:
         assert parent.slot is not None
         waiting: list[Sequence] = []
         for other in others:
-            if not self._free_slots:
+            if not self._slots.available:
                 other.forget_run()
                 waiting.append(other)
                 continue
             for block in other.table:
                 self.pool.share(block)
-            other.slot = self._free_slots.pop()
-            self._forks.append((other.slot, parent.slot, other.choices[0]))
+            other.slot = self._slots.take()
+            self._slots.fork(other.slot, parent.slot, other.choices[0])
             insort(self.running, other, key=lambda running: running.order)
-        self._forks.append((parent.slot, parent.slot, parent.choices[0]))
+        self._slots.fork(parent.slot, parent.slot, parent.choices[0])
         return waiting
 
     def remove(self, sequence: Sequence) -> None:
@@ -178,19 +173,8 @@ class Planner:
         self.running.remove(sequence)
         self.host.cancel(sequence.table)
         self.pool.release(sequence.table)
-        self._close(sequence.slot, sequence.opened)
+        self._slots.give_back(sequence.slot, sequence.opened)
         sequence.forget_run()
-
-    def _close(self, slot: int, opened: bool) -> None:
-        """Free a slot, at once or, while a fork that is still to be ordered copies it, later."""
-        unknown = not opened or any(fork[0] == slot != fork[1] for fork in self._forks)
-        self._forks = [fork for fork in self._forks if fork[0] != slot]
-        self._closing[slot] = not unknown
-        sources = {source for _, source, _ in self._forks}
-        for slot in [slot for slot in self._closing if slot not in sources]:
-            self._free_slots.append(slot)
-            if self._closing.pop(slot):
-                self._released.append(slot)
 
     # --- the next step --------------------------------------------------------------------------
 
@@ -208,15 +192,16 @@ class Planner:
             draft = self._draft(preempted)
         if not draft.planned:
             return None
+        ended, forks = self._slots.take_orders()
         swap_out, swap_in = self.host.take_orders()
         plan = Plan(
             epoch=self.epoch,
             step=self._step,
             rows=pack_ints(draft.rows),
             tokens=pack_ints(draft.tokens),
-            release=pack_ints(self._released),
+            release=pack_ints(ended),
             opens=draft.opens,
-            forks=pack_ints(chain.from_iterable(self._forks)),
+            forks=pack_ints(forks),
             tables=pack_ints(draft.tables),
             copies=pack_ints(draft.copies),
             full_tables=pack_ints(draft.full_tables),
@@ -224,10 +209,6 @@ class Planner:
             swap_in=pack_ints(swap_in),
         )
         self._step += 1
-        self._forks.clear()
-        self._released = [slot for slot, known in self._closing.items() if known]
-        self._free_slots.extend(self._closing)
-        self._closing.clear()
         self.flights.append(Flight(plan, draft.planned))
         return plan
 
@@ -427,10 +408,9 @@ class Planner:
         """Assert the invariants of the pool, the slots and the counts."""
         self.pool.check(sequence.table for sequence in self.running)
         self.host.check()
-        slots = [sequence.slot for sequence in self.running]
-        assert None not in slots
-        assert {*slots, *self._free_slots, *self._closing} == set(range(self.worker.slots))
-        assert len(slots) + len(self._free_slots) + len(self._closing) == self.worker.slots
+        taken = [sequence.slot for sequence in self.running if sequence.slot is not None]
+        assert len(taken) == len(self.running)
+        self._slots.check(taken)
         assert self.running == sorted(self.running, key=lambda sequence: sequence.order)
         for sequence in self.running:
             assert 0 <= sequence.computed <= sequence.ordered <= sequence.length + self.drafts
