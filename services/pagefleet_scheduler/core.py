@@ -22,7 +22,6 @@ from pagefleet.wire import (
     PROTOCOL,
     Abort,
     Credit,
-    EngineStats,
     Fence,
     GatewayBeat,
     GatewayBye,
@@ -41,24 +40,16 @@ from pagefleet.wire import (
     WorkerHello,
     unpack_ints,
 )
-from pagefleet_scheduler.flights import Flight, ResultError
+from pagefleet_scheduler.flights import ResultError
+from pagefleet_scheduler.liveness import Worker
 from pagefleet_scheduler.outbox import Outbox, Send
 from pagefleet_scheduler.placement import Placement
 from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.requests import Requests
 from pagefleet_scheduler.sequence import Request, Sequence
 
-WORKER_SILENCE = 2.0
-"""Seconds without a word after which a worker is lost."""
-
-WORKER_HANG = 2.0
-"""Seconds that a busy worker may take for one layer, at least."""
-
 GATEWAY_LEASE = 2.0
 """Seconds without a word after which a gateway's requests are dropped."""
-
-REPEAT_AFTER = 1.0
-"""Seconds after which a plan that an idle worker has not answered is sent once more."""
 
 REVIEW = 1.0
 """Seconds between two looks at requests that nobody may be able to take."""
@@ -80,18 +71,6 @@ class Lost:
     """A peer is gone for sure: its process has ended, or its queue takes nothing any more."""
 
     peer: bytes
-
-
-@dataclass(slots=True)
-class _Worker:
-    number: int
-    planner: Planner
-    heard: float
-    progressed: float
-    progress: int = 0
-    slowest: float = 0.0
-    """Seconds between two advances of its progress, at most, while busy."""
-    busy: bool = False
 
 
 class Scheduler:
@@ -121,7 +100,7 @@ class Scheduler:
         self.dropped_results = 0
         self._gateways: dict[bytes, float] = {}
         """When each was last heard of."""
-        self._workers: dict[bytes, _Worker] = {}
+        self._workers: dict[bytes, Worker] = {}
         self._joined = 0
         self._arrivals = 0
         self._progressed = 0.0
@@ -240,7 +219,7 @@ class Scheduler:
             max_model_len=self._longest,
             unknown=unknown,
             stalled=self.stalled,
-            engines=[_stats(worker) for worker in self._workers.values()],
+            engines=[worker.stats() for worker in self._workers.values()],
         )
 
     @property
@@ -333,7 +312,7 @@ class Scheduler:
             check=self.checking,
             drafts=self.drafts,
         )
-        worker = _Worker(self._joined - 1, planner, heard=self._now, progressed=self._now)
+        worker = Worker(self._joined - 1, planner, heard=self._now, progressed=self._now)
         self._workers[peer] = worker
         self.placement.planners.append(planner)
         self.outbox.send(peer, Join(planner.epoch))
@@ -343,23 +322,12 @@ class Scheduler:
         if worker is None or worker.planner.epoch != beat.epoch:
             self.outbox.send(peer, Fence("You are not, or no longer, of this cell."))
             return
-        if beat.progress != worker.progress or not beat.busy:
-            if worker.busy:
-                worker.slowest = max(worker.slowest, self._now - worker.progressed)
-            worker.progress, worker.progressed = beat.progress, self._now
-        worker.busy = beat.busy
-        if not beat.busy and worker.planner.flights:
-            self._repeat_plans(peer, worker.planner.flights)
-
-    def _repeat_plans(self, peer: bytes, flights: Iterable[Flight]) -> None:
-        for flight in flights:
-            if self._now - flight.sent < REPEAT_AFTER:
-                return
-            if flight.repeated:
-                self._fence(peer, f"Step {flight.plan.step} is not answered.")
-                return
-            flight.sent, flight.repeated = self._now, True
-            self.outbox.send(peer, flight.plan)
+        worker.beat(beat, self._now)
+        try:
+            for plan in worker.overdue(self._now):
+                self.outbox.send(peer, plan)
+        except TimeoutError as error:
+            self._fence(peer, str(error))
 
     def _fence(self, peer: bytes, text: str) -> None:
         self.outbox.send(peer, Fence(text))
@@ -391,12 +359,8 @@ class Scheduler:
     def _watch(self) -> None:
         """Give up on whoever has been silent or stuck for too long."""
         for peer, worker in list(self._workers.items()):
-            if self._now - worker.heard > WORKER_SILENCE:
-                self._fence(peer, "Nothing was heard of you.")
-            elif worker.busy and self._now - worker.progressed > max(
-                WORKER_HANG, 4 * worker.slowest
-            ):
-                self._fence(peer, "You make no progress.")
+            if complaint := worker.complaint(self._now):
+                self._fence(peer, complaint)
         for peer, heard in list(self._gateways.items()):
             if self._now - heard > GATEWAY_LEASE:
                 self._lose(peer)
@@ -425,24 +389,6 @@ class Scheduler:
             while plan := self.placement.plan(worker.planner):
                 worker.planner.flights[-1].sent = self._now
                 self.outbox.send(peer, plan)
-
-
-def _stats(worker: _Worker) -> EngineStats:
-    planner = worker.planner
-    return EngineStats(
-        engine=worker.number,
-        running=len(planner.running),
-        blocks=planner.pool.blocks,
-        used_blocks=planner.pool.held,
-        cached_blocks=planner.pool.cached,
-        prefix_queries=planner.prefix_queries,
-        prefix_hits=planner.prefix_hits,
-        preemptions=planner.preemptions,
-        swapped_out=planner.host.moved_out,
-        swapped_in=planner.host.moved_in,
-        drafted=planner.drafted,
-        drafts_kept=planner.drafts_kept,
-    )
 
 
 def _protocol_text(protocol: int) -> str:

@@ -1,0 +1,85 @@
+"""Whether a worker lives, told from its beats: silence, a hang, a plan without an answer.
+
+Three layers: the connection (`WORKER_SILENCE` without a word); the progress of the thread that
+computes, which the beats carry, so that a process that answers and does not compute is found out
+(`WORKER_HANG`, or four times the slowest layer seen); and each plan, which an idle worker must have
+answered (`REPEAT_AFTER`, then it is sent once more, then the worker is given up).
+"""
+
+from dataclasses import dataclass
+
+from pagefleet.wire import EngineStats, Plan, WorkerBeat
+from pagefleet_scheduler.planner import Planner
+
+WORKER_SILENCE = 2.0
+"""Seconds without a word after which a worker is lost."""
+
+WORKER_HANG = 2.0
+"""Seconds that a busy worker may take for one layer, at least."""
+
+REPEAT_AFTER = 1.0
+"""Seconds after which a plan that an idle worker has not answered is sent once more."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """A member of the cell: its planner, and what was last heard of it."""
+
+    number: int
+    """Tells the workers of this scheduler apart."""
+    planner: Planner
+    heard: float
+    progressed: float
+    progress: int = 0
+    slowest: float = 0.0
+    """Seconds between two advances of its progress, at most, while busy."""
+    busy: bool = False
+
+    def beat(self, beat: WorkerBeat, now: float) -> None:
+        """Note how far the computing thread is."""
+        if beat.progress != self.progress or not beat.busy:
+            if self.busy:
+                self.slowest = max(self.slowest, now - self.progressed)
+            self.progress, self.progressed = beat.progress, now
+        self.busy = beat.busy
+
+    def complaint(self, now: float) -> str | None:
+        """Why it is to be given up; None: it seems well."""
+        if now - self.heard > WORKER_SILENCE:
+            return "Nothing was heard of you."
+        if self.busy and now - self.progressed > max(WORKER_HANG, 4 * self.slowest):
+            return "You make no progress."
+        return None
+
+    def overdue(self, now: float) -> list[Plan]:
+        """Plans to send once more to a worker that says it is idle.
+
+        Raises:
+            TimeoutError: one was sent twice already.
+        """
+        if self.busy:
+            return []
+        late = [flight for flight in self.planner.flights if now - flight.sent >= REPEAT_AFTER]
+        for flight in late:
+            if flight.repeated:
+                raise TimeoutError(f"Step {flight.plan.step} is not answered.")
+            flight.sent, flight.repeated = now, True
+        return [flight.plan for flight in late]
+
+    def stats(self) -> EngineStats:
+        """Its figures."""
+        planner = self.planner
+        return EngineStats(
+            engine=self.number,
+            running=len(planner.running),
+            blocks=planner.pool.blocks,
+            used_blocks=planner.pool.held,
+            cached_blocks=planner.pool.cached,
+            prefix_queries=planner.prefix_queries,
+            prefix_hits=planner.prefix_hits,
+            preemptions=planner.preemptions,
+            swapped_out=planner.host.moved_out,
+            swapped_in=planner.host.moved_in,
+            drafted=planner.drafted,
+            drafts_kept=planner.drafts_kept,
+        )
