@@ -44,6 +44,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, gateway: Gateway) -> None:
         settings = gateway.settings
+        if settings.ssl_keyfile is not None and settings.ssl_certfile is None:
+            raise OSError("--ssl-keyfile needs --ssl-certfile, the certificate of this key.")
         config = uvicorn.Config(
             build_app(gateway),
             http=GuardedProtocol.limited(settings.max_connections),
@@ -59,7 +61,11 @@ class Server(uvicorn.Server):
             ssl_keyfile=settings.ssl_keyfile,
             timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout) + 1,
         )
-        config.load()
+        try:
+            config.load()
+        except OSError as error:
+            files = f"{settings.ssl_certfile} and {settings.ssl_keyfile or 'its key there'}"
+            raise OSError(f"HTTPS is not possible with {files}: {error}.") from error
         super().__init__(config)
         self._gateway = gateway
 

@@ -1,10 +1,12 @@
 """The gateway as its clients see it: a real process, real HTTP, and a scripted scheduler behind."""
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -39,9 +41,9 @@ class Cell:
     def post(self, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=fields, timeout=20)
 
-    def stream(self, path: str = "/v1/completions", **fields: Any) -> Any:
+    def stream(self, path: str = "/v1/completions", headers: Any = None, **fields: Any) -> Any:
         body = {"stream": True} | fields
-        return httpx.stream("POST", self.url + path, json=body, timeout=20)
+        return httpx.stream("POST", self.url + path, json=body, headers=headers, timeout=20)
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +241,11 @@ def test_facts(cell: Cell) -> None:
     assert httpx.get(cell.url + "/live").json() == {"status": "ok"}
     assert httpx.get(cell.url + "/health").json()["workers"] == 1
     assert "version" in httpx.get(cell.url + "/version").json()
+    tokens = cell.post("/tokenize", prompt="hi").json()
+    assert tokens == {"count": 2, "max_model_len": 4096, "tokens": [104, 105], "token_strs": None}
+    assert cell.post("/detokenize", tokens=[104, 105]).json() == {"prompt": "hi"}
+    status = httpx.get(cell.url + "/status").json()
+    assert (status["state"], status["engines"][0]["blocks"]) == ("Serving.", 10)
 
 
 def test_metrics(cell: Cell) -> None:
@@ -325,6 +332,60 @@ def test_a_key_is_asked_for_on_all_routes_with_data(model: Path, tmp_path: Path)
             assert response.status_code == 401
         with_key = httpx.get(cell.url + "/v1/models", headers={"authorization": "bearer secret"})
         assert with_key.status_code == 200
+
+
+def test_tenants_share_nothing_and_have_limits(model: Path, tmp_path: Path) -> None:
+    keys = [
+        {"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest(), **limits}
+        for name, limits in {"a": {"concurrent_requests": 1}, "b": {"max_priority": 0}}.items()
+    ]
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"keys": keys}))
+    with running_cell(model, tmp_path, f"--api-key-file={file}") as cell:
+
+        def complete(name: str, **fields: Any) -> httpx.Response:
+            headers = {"authorization": f"Bearer {name}"}
+            body = {"prompt": "hello", "max_tokens": 2} | fields
+            return httpx.post(cell.url + "/v1/completions", json=body, headers=headers)
+
+        assert [complete(name).status_code for name in "abc"] == [200, 200, 401]
+        assert complete("a", cache_salt="x").status_code == 200
+        assert len({submit.salt for submit in cell.scheduler.submits}) == 3
+        first = complete("b", priority=-1)
+        assert (first.status_code, error_of(first)["param"]) == (400, "priority")
+        cell.scheduler.step_seconds = 0.05
+        with cell.stream(prompt="hello", headers={"authorization": "Bearer a"}) as response:
+            assert response.status_code == 200
+            refused = complete("a")
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert complete("b").status_code == 200
+        wait_until(lambda: complete("a").status_code == 200)
+
+
+def test_https(model: Path, tmp_path: Path) -> None:
+    certificate = Path(__file__).with_name("localhost.pem")
+    endpoint = f"ipc://{tmp_path}/none.sock"
+    with running_gateway(model, endpoint, f"--ssl-certfile={certificate}") as (_, port):
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        response = httpx.get(f"https://localhost:{port}/live", verify=trusting, timeout=20)
+        assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("--ssl-certfile=/nowhere.pem", "/nowhere.pem"),
+        ("--ssl-keyfile=/nowhere.pem", "--ssl-certfile"),
+        ("--api-key-file=/nowhere.toml", "/nowhere.toml cannot be read"),
+    ],
+)
+def test_what_it_cannot_serve_with_ends_the_start(model: Path, argument: str, reason: str) -> None:
+    command = [sys.executable, "-m", "pagefleet_gateway", f"--model={model}", "--port=0", argument]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_draining_finishes_what_is_open(model: Path, tmp_path: Path) -> None:

@@ -1,0 +1,156 @@
+"""What holds for every route: names, keys, limits of tenants, origins, prefixes, and the log."""
+
+import asyncio
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pagefleet.settings import GatewaySettings
+from pagefleet_gateway.app import build_app, build_gateway
+from tests.unit.gateway.fake_scheduler import FakeScheduler
+from tests.unit.gateway.served import echo_model
+
+PATHS = ["/v1/models", "/metrics", "/version", "/status", "/openapi.json", "/nowhere"]
+
+
+def ask(*requests: tuple[str, str, dict[str, Any]], **fields: Any) -> list[httpx.Response]:
+    """What an application with these settings answers, one request after the other."""
+    fields = {"gateway_endpoint": "ipc:///nowhere/gateways.sock"} | fields
+    gateway = build_gateway(GatewaySettings(**fields), echo_model())
+
+    async def talk() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(build_app(gateway))
+        async with (
+            gateway.client.running(),
+            httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+        ):
+            return [await client.request(method, path, **more) for method, path, more in requests]
+
+    try:
+        return asyncio.run(talk())
+    finally:
+        gateway.threads.shutdown()
+
+
+def get(path: str, **headers: str) -> tuple[str, str, dict[str, Any]]:
+    return "GET", path, {"headers": headers}
+
+
+def tokenize(key: str | None = None, text: str = "hello") -> tuple[str, str, dict[str, Any]]:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    return "POST", "/tokenize", {"json": {"prompt": text}, "headers": headers}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> str:
+    file = tmp_path / "keys.json"
+    entry = {"name": "a", "sha256": hashlib.sha256(b"one").hexdigest(), "requests_per_minute": 2}
+    file.write_text(json.dumps({"keys": [entry]}))
+    return str(file)
+
+
+def test_keys_are_asked_for_everywhere_but_where_there_is_no_data(keys: str) -> None:
+    for response in ask(*map(get, PATHS), tokenize(), tokenize("two"), api_key_file=keys):
+        assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert response.headers["www-authenticate"] == "Bearer"
+    live, page, ready = ask(get("/live"), get("/"), get("/ready"), api_key_file=keys)
+    assert (live.status_code, page.status_code, ready.status_code) == (200, 200, 503)
+    assert ready.json()["error"]["code"] == "no_scheduler"
+
+
+def test_a_tenant_over_its_limit_is_told_when_to_come_back(keys: str) -> None:
+    responses = ask(
+        *[tokenize("one")] * 3, get("/metrics", authorization="Bearer one"), api_key_file=keys
+    )
+    assert [response.status_code for response in responses] == [200, 200, 429, 200]
+    assert responses[2].headers["retry-after"] == "30"
+    assert responses[2].json()["error"]["code"] == "rate_limit_exceeded"
+    assert 'pagefleet_tenant_requests_total{status="429",tenant="a"} 1.0' in responses[3].text
+
+
+def test_the_page_is_for_people() -> None:
+    (page,) = ask(get("/"))
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    (status,) = ask(get("/status"))
+    assert status.json()["state"] == "No scheduler answers."
+
+
+def test_pages_of_allowed_origins_may_ask() -> None:
+    preflight = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    options = "OPTIONS", "/v1/completions", {"headers": preflight}
+    fields: dict[str, Any] = {
+        "allowed_origins": "https://a.example, https://b.example",
+        "api_key": "secret",
+    }
+    asked, seen, other = ask(
+        options,
+        get("/v1/models", origin="https://b.example"),
+        get("/v1/models", origin="https://c.example"),
+        **fields,
+    )
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-origin"] == "https://a.example"
+    assert (seen.status_code, seen.headers["access-control-allow-origin"]) == (
+        401,
+        "https://b.example",
+    )
+    assert "access-control-allow-origin" not in other.headers
+    (unasked,) = ask(get("/live", origin="https://a.example"))
+    assert "access-control-allow-origin" not in unasked.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/llm/live", 200), ("/live", 200), ("/llm", 200), ("/llmlive", 404), ("/llm/llm/live", 404)],
+)
+def test_a_proxys_prefix(path: str, status: int) -> None:
+    (response,) = ask(get(path), root_path="/llm/")
+    assert response.status_code == status
+
+
+def test_a_prefix_opens_no_route(keys: str) -> None:
+    paths = ["/llm/v1/models", "/llm/live/x", "/livex", "/llm//"]
+    for response in ask(*map(get, paths), root_path="/llm", api_key_file=keys):
+        assert response.status_code == 401
+
+
+def test_a_line_for_each_request(keys: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pagefleet_gateway.edge")
+    requests = [tokenize("one", "a secret text"), get("/live"), get("/v1/models"), tokenize("one")]
+    requests[-1][2]["headers"]["x-request-id"] = 'mine "x"'
+    ask(*requests, api_key_file=keys)
+    lines = [record.message for record in caplog.records if record.name.endswith("edge")]
+    assert len(lines) == 3
+    assert "method=POST path=/tokenize status=200 seconds=0.0" in lines[0]
+    assert lines[0].endswith("tenant=a")
+    assert lines[1].endswith("status=401 seconds=0.000 error=invalid_api_key")
+    assert lines[2].startswith('request="mine \\"x\\"" method=POST')
+    assert "secret" not in "".join(lines)
+
+
+@pytest.mark.parametrize("log_prompts", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts_and_answers_are_logged_only_if_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, log_prompts: bool, stream: bool
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    scheduler = FakeScheduler(f"ipc://{tmp_path}/gateways.sock")
+    body = {"prompt": "secret", "max_tokens": 6, "n": 2, "stream": stream}
+    with scheduler.started():
+        (response,) = ask(
+            ("POST", "/v1/completions", {"json": body}),
+            gateway_endpoint=scheduler.endpoint,
+            log_prompts=log_prompts,
+        )
+    assert response.status_code == 200
+    (line,) = [record.message for record in caplog.records if record.name.endswith("edge")]
+    assert "prompt_tokens=6 generated_tokens=12" in line
+    shown = 'prompts=["secret"] answers={"0":"terces","1":"ercest"}'
+    assert (shown in line) == log_prompts
+    assert ("secret" in caplog.text) == ("terces" in caplog.text) == log_prompts

@@ -1,0 +1,128 @@
+"""Connections: how many, how slow, and what is no HTTP; with a real server in this process."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+import uvicorn
+
+from pagefleet_gateway.protocol import GuardedProtocol
+
+
+class Hasty(GuardedProtocol):
+    """Gives a header little time."""
+
+    header_seconds = 0.2
+    stuck_seconds = 0.2
+    max_connections = 2
+
+
+async def hello(scope: Any, receive: Any, send: Any) -> None:
+    """The smallest application."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+async def endless(scope: Any, receive: Any, send: Any) -> None:
+    """Sends until nobody is there."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    assert (await receive())["type"] == "http.request"
+    gone = asyncio.create_task(receive())
+    while not gone.done():
+        await send({"type": "http.response.body", "body": b"x" * 10**5, "more_body": True})
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def serving(app: Any = hello) -> AsyncIterator[tuple[str, int]]:
+    """A server that gives little time; its address."""
+    config = uvicorn.Config(app, http=Hasty, ws="none", lifespan="off", log_config=None)
+    config.load()
+    state = uvicorn.server.ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Hasty(config, state, {}), "127.0.0.1", 0)
+    async with server, asyncio.timeout(5):
+        yield server.sockets[0].getsockname()
+
+
+async def exchange(*parts: bytes | float) -> bytes:
+    """What a server answers to bytes and pauses (seconds) until it closes the connection."""
+    async with serving() as address:
+        reader, writer = await asyncio.open_connection(*address)
+        for part in parts:
+            if isinstance(part, bytes):
+                writer.write(part)
+            else:
+                await asyncio.sleep(part)
+        answer = await reader.read()
+        writer.close()
+    return answer
+
+
+def status_and_error(answer: bytes) -> tuple[int, Any]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("parts", [(), (b"GET / HT", 0.15, b"TP/1.1\r\nHost:")])
+def test_a_late_header_ends_the_connection(parts: tuple[bytes | float, ...]) -> None:
+    status, error = status_and_error(asyncio.run(exchange(*parts)))
+    assert (status, error["code"]) == (408, "header_timeout")
+
+
+def test_a_second_request_has_its_own_time() -> None:
+    request = b"GET / HTTP/1.1\r\nHost: x\r\n"
+    answer = asyncio.run(exchange(request + b"\r\n", 0.3, request + b"Connection: close\r\n\r\n"))
+    assert answer.count(b"200 OK") == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(b"\x16\x03\x01 no http\r\n\r\n", 400), (b"GET / HTTP/1.1\r\nx: " + b"y" * 100_000, 431)],
+)
+def test_what_is_no_http_is_refused_in_the_form_of_the_api(content: bytes, expected: int) -> None:
+    status, error = status_and_error(asyncio.run(exchange(content)))
+    assert status == expected
+    assert error["type"] == "invalid_request_error"
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def connected(address: tuple[str, int]) -> AsyncIterator[Streams]:
+    reader, writer = await asyncio.open_connection(*address, limit=1000)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def test_one_connection_too_many_is_refused_at_once() -> None:
+    async def connect() -> tuple[bytes, bytes]:
+        async with serving() as address, connected(address) as (reader, writer):
+            async with connected(address), connected(address) as (third, _):
+                refusal = await third.read()
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            return refusal, await reader.read()
+
+    refusal, answer = asyncio.run(connect())
+    status, error = status_and_error(refusal)
+    assert (status, error["code"]) == (503, "too_many_connections")
+    assert b"200 OK" in answer
+
+
+def test_a_client_that_takes_nothing_is_cut() -> None:
+    async def read() -> bytes:
+        async with serving(endless) as address, connected(address) as (reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.sleep(0.6)
+            return await reader.read()
+
+    taken = asyncio.run(read())
+    assert taken.startswith(b"HTTP/1.1 200 OK")

@@ -1,0 +1,77 @@
+"""/tokenize and /detokenize: the ids of what is sent, and back."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagefleet_gateway.errors import ApiError
+from pagefleet_gateway.generation import Limits, understand_chat
+from pagefleet_gateway.tokenizing import Detokenized, Tokenized, detokenize, tokenize
+from tests.unit.gateway.served import echo_model
+
+HELLO = [{"role": "user", "content": "hello"}]
+LONGEST = 100
+
+
+def tokenized(**fields: Any) -> Tokenized:
+    return tokenize(json.dumps(fields).encode(), echo_model(), LONGEST)
+
+
+def detokenized(**fields: Any) -> Detokenized:
+    return detokenize(json.dumps(fields).encode(), echo_model(), LONGEST)
+
+
+def test_a_prompt() -> None:
+    assert tokenized(prompt="hi", model="echo") == Tokenized(2, LONGEST, [104, 105])
+    strings = tokenized(prompt="é h", return_token_strs=True).token_strs
+    assert strings == ["Ã", "©", "Ġ", "h"]
+    assert tokenized(prompt="") == Tokenized(0, LONGEST, [])
+
+
+@pytest.mark.parametrize("fields", [{}, {"add_generation_prompt": False}])
+def test_a_conversation_has_the_ids_that_a_chat_has(fields: dict[str, Any]) -> None:
+    body = json.dumps({"messages": HELLO} | fields).encode()
+    chat = understand_chat(body, echo_model(), Limits(LONGEST))
+    assert tokenized(messages=HELLO, **fields).tokens == chat.prompts[0]
+
+
+@given(text=st.text(max_size=40))
+def test_there_and_back(text: str) -> None:
+    tokens = tokenized(prompt=text).tokens
+    assert detokenized(tokens=tokens).prompt == text
+
+
+def test_special_tokens_are_text() -> None:
+    tokens = tokenized(messages=HELLO).tokens
+    text = detokenized(tokens=tokens).prompt
+    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "messages": HELLO}, "prompt"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"messages": []}, "messages"),
+        ({"messages": HELLO, "add_special_tokens": True}, "add_special_tokens"),
+        ({"messages": HELLO, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
+        ({"prompt": "a", "return_token_str": True}, "return_token_str"),
+        ({"prompt": "a", "model": "other"}, "model"),
+    ],
+)
+def test_what_is_wrong_names_its_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        tokenized(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("tokens", [None, "a", [-1], [10**6], [2**40], [1.5]])
+def test_what_are_no_tokens(tokens: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        detokenized(tokens=tokens)
+    assert (caught.value.status, caught.value.param) == (400, "tokens")
