@@ -25,6 +25,7 @@ from pagefleet_gateway.gateway import Gateway
 from pagefleet_gateway.generation import understand_chat, understand_completion
 from pagefleet_gateway.metrics import Metrics
 from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.openapi import document
 from pagefleet_gateway.record import record_of
 from pagefleet_gateway.serving import GenerationRoute
 from pagefleet_gateway.tenants import Keyring
@@ -55,7 +56,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
         gateway.threads.shutdown(wait=False, cancel_futures=True)
 
     app = Starlette(
-        routes=_routes(gateway),
+        routes=routes(gateway),
         middleware=_middleware(gateway),
         exception_handlers={
             ApiError: _on_api_error,
@@ -68,7 +69,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
     return Edge(app, gateway.metrics, gateway.settings.root_path)
 
 
-def _routes(gateway: Gateway) -> list[Route]:
+def routes(gateway: Gateway) -> list[Route]:
+    """All of them; `openapi` tells of each."""
     facts = Facts(gateway)
     completions = GenerationRoute(gateway, understand_completion)
     chat = GenerationRoute(gateway, understand_chat)
@@ -79,6 +81,7 @@ def _routes(gateway: Gateway) -> list[Route]:
         Route("/v1/models/{name:path}", facts.model),
         Route("/tokenize", TokenizerRoute(gateway, tokenize), methods=["POST"]),
         Route("/detokenize", TokenizerRoute(gateway, detokenize), methods=["POST"]),
+        Route("/openapi.json", _openapi),
         Route("/", facts.page),
         Route("/status", facts.status),
         Route("/live", facts.live),
@@ -87,6 +90,10 @@ def _routes(gateway: Gateway) -> list[Route]:
         Route("/metrics", facts.metrics),
         Route("/version", facts.version),
     ]
+
+
+async def _openapi(request: Request) -> Response:
+    return Response(document(), media_type="application/json")
 
 
 def _middleware(gateway: Gateway) -> list[Middleware]:

@@ -33,7 +33,7 @@ class Facts:
         return as_json(
             Status(
                 model=gateway.model.name,
-                version=_version(),
+                version=pagefleet_version(),
                 state="Serving." if problem is None else problem.message,
                 workers=health.workers,
                 running=health.running,
@@ -76,7 +76,7 @@ class Facts:
 
     async def version(self, request: Request) -> Response:
         """Of Pagefleet."""
-        return as_json(Version(_version()))
+        return as_json(Version(pagefleet_version()))
 
     def _entry(self) -> Model:
         model = self._gateway.model
@@ -106,7 +106,8 @@ def as_json(content: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
 
 
-def _version() -> str:
+def pagefleet_version() -> str:
+    """Of the package that runs."""
     try:
         return version("pagefleet")
     except PackageNotFoundError:

@@ -1,0 +1,129 @@
+"""`GET /openapi.json`: the interface as an OpenAPI 3.1 document.
+
+Bodies and answers are described by the very types that validate and write them, so the document
+cannot say anything else than what is done.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from http import HTTPMethod
+from typing import Any, Final
+
+import msgspec
+
+from pagefleet_gateway.dashboard import Status
+from pagefleet_gateway.edge import OPEN_PATHS
+from pagefleet_gateway.errors import ErrorBody
+from pagefleet_gateway.facts import pagefleet_version
+from pagefleet_gateway.responses import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    Health,
+    Live,
+    Model,
+    ModelList,
+    Version,
+)
+from pagefleet_gateway.schema import ChatBody, CompletionBody
+from pagefleet_gateway.tokenizing import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
+
+_REF: Final = "#/components/schemas/{name}"
+_JSON, _EVENTS, _HTML, _TEXT = "application/json", "text/event-stream", "text/html", "text/plain"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of one route, for the document. `answers` maps media types to what they hold."""
+
+    path: str
+    summary: str
+    answers: dict[str, Any]
+    body: type[msgspec.Struct] | None = None
+    parameters: tuple[str, ...] = ()
+    """Names in the path."""
+
+    @property
+    def method(self) -> HTTPMethod:
+        """POST where there is a body."""
+        return HTTPMethod.GET if self.body is None else HTTPMethod.POST
+
+
+OPERATIONS: Final = (
+    Operation(
+        "/v1/completions",
+        "Go on with a text.",
+        {_JSON: Completion, _EVENTS: Completion},
+        CompletionBody,
+    ),
+    Operation(
+        "/v1/chat/completions",
+        "Answer a conversation.",
+        {_JSON: ChatCompletion, _EVENTS: ChatChunk},
+        ChatBody,
+    ),
+    Operation("/v1/models", "The models that are served.", {_JSON: ModelList}),
+    Operation("/v1/models/{name}", "One model.", {_JSON: Model}, parameters=("name",)),
+    Operation("/tokenize", "The token ids of a text or chat.", {_JSON: Tokenized}, TokenizeBody),
+    Operation("/detokenize", "The text of token ids.", {_JSON: Detokenized}, DetokenizeBody),
+    Operation("/", "The dashboard.", {_HTML: str}),
+    Operation("/status", "What the dashboard shows.", {_JSON: Status}),
+    Operation("/live", "Whether the process runs.", {_JSON: Live}),
+    Operation("/ready", "Whether a request that comes now would be served.", {_JSON: Health}),
+    Operation("/health", "Whether the cell works.", {_JSON: Health}),
+    Operation("/metrics", "For Prometheus.", {_TEXT: str}),
+    Operation("/version", "Of Pagefleet.", {_JSON: Version}),
+    Operation("/openapi.json", "This document.", {_JSON: dict[str, Any]}),
+)
+
+
+@cache
+def document() -> bytes:
+    """The document as JSON."""
+    types: list[Any] = [ErrorBody]
+    for operation in OPERATIONS:
+        types += [*operation.answers.values(), *([operation.body] if operation.body else [])]
+    unique = list(dict.fromkeys(types))
+    described, components = msgspec.json.schema_components(unique, ref_template=_REF)
+    schemas = dict(zip(unique, described, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        methods = paths.setdefault(operation.path, {})
+        methods[operation.method.lower()] = _described(operation, schemas)
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Pagefleet", "version": pagefleet_version()},
+            "paths": paths,
+            "components": {
+                "schemas": components,
+                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            },
+            "security": [{"key": []}, {}],
+        }
+    )
+
+
+def _described(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
+    answers = {media: {"schema": schemas[type]} for media, type in operation.answers.items()}
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "responses": {
+            "200": {"description": "As asked.", "content": answers},
+            "default": {
+                "description": "Anything else.",
+                "content": {_JSON: {"schema": schemas[ErrorBody]}},
+            },
+        },
+    }
+    if operation.body is not None:
+        content = {_JSON: {"schema": schemas[operation.body]}}
+        described["requestBody"] = {"required": True, "content": content}
+    if operation.parameters:
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in operation.parameters
+        ]
+    if operation.path in OPEN_PATHS:
+        described["security"] = []
+    return described
