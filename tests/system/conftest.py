@@ -1,0 +1,64 @@
+"""Models and what transformers says of them, made once for all system tests."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from pagefleet.manifest import TOKENIZER_FILE, Manifest
+from tests.models import VOCAB_SIZE
+from tests.system.oracle import Oracle
+from tests.system.torch_cell import LoadedModel
+
+TEXT = (
+    "In the beginning every process owned all of the memory, and there was never enough of it. "
+    "Then somebody cut it into pages of equal size, kept a table of where each one was, and let "
+    "programs believe that what they had was whole. A page that two of them could share was kept "
+    "once, and copied only when one of them wrote. When the pages ran out, the oldest went to the "
+    "disk. 1, 1, 2, 3, 5, 8, 13, 21: def fibonacci(n):\n    return n if n < 2 else"
+)
+
+SMOLLM2 = "smollm2"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, in Pagefleet and in transformers, and text in its tokens."""
+
+    model: LoadedModel
+    oracle: Oracle
+    corpus: list[int]
+
+    def prompts(self, count: int, longest: int = 60) -> list[list[int]]:
+        """Prompts of mixed lengths, from one token on; half of them begin alike."""
+        prompts = []
+        for number in range(count):
+            length = random.randint(1, longest) if number else longest
+            start = random.randrange(len(self.corpus) - length) if number % 2 else 0
+            prompts.append(self.corpus[start : start + length])
+        return prompts
+
+
+@pytest.fixture(scope="session")
+def case(
+    small_model: Callable[[str], Path],
+    prepared_model: Callable[[str], Path],
+    request: pytest.FixtureRequest,
+) -> Callable[[str], Case]:
+    """The case of a variant of `tests.models`, or of the default model."""
+
+    @cache
+    def make(name: str) -> Case:
+        if name == SMOLLM2:
+            folder: Path = request.getfixturevalue("smollm2")
+            weights = Path(Manifest.load(folder).weights.paths[0])
+            corpus = Tokenizer.from_file(str(folder / TOKENIZER_FILE)).encode(TEXT).ids
+            return Case(LoadedModel(folder), Oracle(weights.parent, weights.name), corpus)
+        corpus = random.choices(range(VOCAB_SIZE), k=200)
+        return Case(LoadedModel(prepared_model(name)), Oracle(small_model(name)), corpus)
+
+    return make
