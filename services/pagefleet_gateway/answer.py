@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pagefleet.wire import Finish, Output, PromptOutput, Rejected
 from pagefleet_gateway.choice import Choice, Piece
 from pagefleet_gateway.detokenizer import Detokenizer
-from pagefleet_gateway.errors import from_rejection, internal_error
+from pagefleet_gateway.errors import from_rejection, internal_error, too_late
 from pagefleet_gateway.generation import Generation
 from pagefleet_gateway.link import News
 from pagefleet_gateway.logprobs import TokenEntry, unpacked
+from pagefleet_gateway.message import MessageReader
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.responses import PromptTokensDetails, Usage
 
@@ -52,6 +53,8 @@ class Answer:
             for number, submit in enumerate(generation.submits)
             for state in submit.choices
         }
+        form = generation.message
+        self._readers = {index: MessageReader(form) for index in self.choices} if form else {}
         self._by_request = {prompt.request: prompt for prompt in self.prompts}
 
     def __repr__(self) -> str:
@@ -62,6 +65,10 @@ class Answer:
     def finished(self) -> bool:
         """Whether nothing more is to come."""
         return all(choice.finished for choice in self.choices.values())
+
+    @property
+    def _begun(self) -> bool:
+        return any(choice.count for choice in self.choices.values())
 
     @property
     def usage(self) -> Usage:
@@ -84,13 +91,19 @@ class Answer:
                     raise from_rejection(item)
                 case Output(finish=Finish.ERROR):
                     raise internal_error("request_failed")
+                case Output(finish=Finish.TIMEOUT) if not self._begun:
+                    raise too_late()
                 case PromptOutput():
                     self._take_prompt(item)
                 case Output():
                     self._count_cached(item)
                     if not self.choices[item.choice].finished:
                         pieces[item.choice].append(self.choices[item.choice].push(item))
-        return {index: Piece.joined(parts) for index, parts in pieces.items()}
+        joined = {index: Piece.joined(parts) for index, parts in pieces.items()}
+        for index, piece in joined.items():
+            if index in self._readers:
+                self._readers[index].read(piece)
+        return joined
 
     def cut_choices(self, indices: Iterable[int]) -> Iterator[tuple[str, int]]:
         """Request and number of those choices that a stop string ended."""
@@ -104,7 +117,7 @@ class Answer:
         detokenizer = Detokenizer(
             model.vocabulary,
             generation.prompts[number] if generation.continues_prompt else (),
-            body.skip_special_tokens is not False,
+            body.skip_special_tokens is not False and not generation.keeps_special,
         )
         return Choice(
             generation.params,

@@ -109,6 +109,18 @@ def unavailable(message: str, code: str) -> ApiError:
     )
 
 
+def too_late() -> ApiError:
+    """The request's deadline passed before its first token."""
+    return ApiError(
+        504,
+        "The time that the request allows passed before its first token.",
+        type="timeout_error",
+        param="timeout",
+        code="deadline_exceeded",
+        retry_after=RETRY_SECONDS,
+    )
+
+
 def internal_error(code: str = "internal_error") -> ApiError:
     """Our fault; the log knows more than the client needs to."""
     return ApiError(

@@ -17,6 +17,7 @@ from uuid import uuid4
 from pagefleet.params import SamplingParams
 from pagefleet.wire import ChoiceState, Submit, pack_ints
 from pagefleet_gateway.errors import bad_request
+from pagefleet_gateway.message import MessageForm
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.parsing import parse
 from pagefleet_gateway.prompts import (
@@ -27,8 +28,10 @@ from pagefleet_gateway.prompts import (
     encode,
     truncated,
 )
+from pagefleet_gateway.reasoning import THINKS_AT_ONCE
 from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody
 from pagefleet_gateway.structured import Structure, structure_of
+from pagefleet_gateway.tools import ToolUse, tool_use
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
 _MAX_BIAS: Final = 100.0
@@ -81,6 +84,10 @@ class Generation:
     """The text of each prompt, where it is to precede the answer."""
     ignored: list[str]
     """Fields of the body of which nothing is known."""
+    message: MessageForm | None = None
+    """How the text is to be parted; None: it is content."""
+    keeps_special: bool = False
+    """Special tokens are part of the text."""
 
     @property
     def params(self) -> SamplingParams:
@@ -171,17 +178,19 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
     if body.max_tokens not in (None, asked):
         raise bad_request("max_tokens and max_completion_tokens differ.", "max_tokens")
     room = limits.max_model_len - _either(asked, 1)
-    prompts = truncated(body, [chat_prompt(body, model)], room)
+    tools = _tools(body, model)
+    prompts = truncated(body, [chat_prompt(body, model, tools.shown)], room)
     fitting = limits.max_model_len - len(prompts[0])
     max_tokens = _room(prompts, "messages", asked, field, fitting, limits)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    structure = _structure(body, tools.structure)
     params = _params(
         body,
         model,
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=_either(body.prompt_logprobs, -1),
-        structure=_structure(body),
+        structure=structure,
     )
     return Generation(
         kind="chat",
@@ -195,6 +204,8 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
         logprobs=logprobs,
         echo=[continued(body)] if body.echo else None,
         ignored=parsed.ignored,
+        message=_message(tools, model, guided=structure is not None),
+        keeps_special=tools.keeps_special,
     )
 
 
@@ -259,6 +270,7 @@ def _submits(
             choices=[ChoiceState(number * choices + i) for i in range(choices)],
             priority=body.priority or 0,
             salt=salt,
+            left=body.timeout,
         )
         for number, tokens in enumerate(prompts)
     ]
@@ -295,9 +307,27 @@ def _beams(body: GenerationBody) -> tuple[int, float, bool | None]:
     return body.beam_width or body.n or 1, _either(body.length_penalty, 1.0), early
 
 
-def _structure(body: GenerationBody) -> Structure | None:
-    """What the answer must read like; what contradicts it is refused."""
+def _tools(body: ChatBody, model: ServedModel) -> ToolUse:
+    parallel = body.parallel_tool_calls is not False
+    return tool_use(body.tools, body.tool_choice, parallel, model.tool_call_parser)
+
+
+def _message(tools: ToolUse, model: ServedModel, guided: bool) -> MessageForm | None:
+    """How an answer is to be read; one that obeys a grammar holds no thoughts."""
+    thinks = None
+    if model.reasoning_parser is not None and not guided:
+        thinks = THINKS_AT_ONCE[model.reasoning_parser]
+    if thinks is None and tools.script is None:
+        return None
+    return MessageForm(thinks, tools.script, tools.parallel)
+
+
+def _structure(body: GenerationBody, call: Structure | None = None) -> Structure | None:
+    """What the answer must read like, or its calls; what contradicts that is refused."""
     structure = structure_of(body.response_format, body.structured_outputs)
+    if structure is not None and call is not None:
+        raise bad_request(f"{structure.field} leaves no room for a call.", "tool_choice")
+    structure = structure or call
     if structure is not None:
         for name in ("use_beam_search", "min_tokens"):
             if getattr(body, name):

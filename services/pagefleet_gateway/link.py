@@ -119,11 +119,17 @@ class OpenSubmission:
             self.submit,
             attempt=self.attempt,
             age=self.submit.age + now - self.opened,
+            left=self._left(now),
             choices=[
                 ChoiceState(index, pack_ints(choice.tokens), choice.finished)
                 for index, choice in self.choices.items()
             ],
         )
+
+    def _left(self, now: float) -> float | None:
+        """Seconds until the deadline."""
+        left = self.submit.left
+        return None if left is None else max(0.0, left - (now - self.opened))
 
     @property
     def finished(self) -> bool:

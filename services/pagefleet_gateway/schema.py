@@ -11,10 +11,14 @@ from msgspec import Meta
 
 from pagefleet.params import MAX_CHOICES, MAX_LOGPROBS
 from pagefleet_gateway.structured import ResponseFormat, StructuredOutputs
+from pagefleet_gateway.tools import MAX_TOOLS, ToolCall, ToolChoice, Tools
 
 MAX_STOP_STRINGS: Final = 16
 MAX_LISTED: Final = 1024
 """Entries of the lists of ids and words that shape sampling."""
+
+MAX_SECONDS: Final = 86_400
+"""Longest deadline of a request."""
 
 _INT32_MAX = 2**31 - 1
 
@@ -71,6 +75,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     prompt_logprobs: Alternatives | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=_INT32_MAX)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    timeout: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] | None = None
     request_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
@@ -101,17 +106,21 @@ class ChatMessage(msgspec.Struct):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart]
+    content: str | list[ContentPart] | None = None
+    """None only where an assistant called tools."""
     name: str | None = None
-    tool_calls: Annotated[list[Any], Meta(max_length=0)] | None = None
-    """Not supported yet."""
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+    """Of the call that a tool answers."""
+    reasoning_content: str | None = None
+    """For templates that show it."""
 
     @property
     def text(self) -> str:
         """The content, its parts joined."""
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.text for part in self.content)
+        return "".join(part.text for part in self.content or ())
 
 
 class ChatBody(GenerationBody, kw_only=True):
@@ -124,6 +133,9 @@ class ChatBody(GenerationBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
@@ -133,13 +145,9 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "reasoning_effort": (),
     "suffix": (),
-    "timeout": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": (),
     "web_search_options": (),
 }

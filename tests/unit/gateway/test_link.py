@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import (
@@ -128,6 +129,15 @@ def test_a_new_epoch_gets_everything_that_was_received() -> None:
     assert link.handle(Outputs(7, [output(2, 4, attempt=2)]), 2).news == []
     assert len(link.handle(Outputs(8, [output(2, 4, attempt=2)]), 2).news) == 1
     assert link.handle(pulse(7), 2).messages == []
+
+
+def test_what_is_left_until_the_deadline_shrinks_with_the_attempts() -> None:
+    link = welcomed()
+    link.submit(replace(submit(), left=2.0), 0.5)
+    for now, left in ((1.5, 1.0), (9.0, 0.0)):
+        (again,) = link.handle(Welcome(int(now), PROTOCOL), now).messages
+        assert isinstance(again, Submit)
+        assert again.left == left
 
 
 def test_an_unknown_request_is_submitted_again_but_not_at_once() -> None:

@@ -393,3 +393,24 @@ def test_a_stream_says_what_the_whole_answer_says(
 def test_joined_pieces() -> None:
     joined = Piece.joined([Piece("a", [], [1]), Piece("b", [], [2, 3], "stop", "x")])
     assert joined == Piece("ab", [], [1, 2, 3], "stop", "x")
+
+
+def test_a_deadline_before_the_first_token_is_an_error() -> None:
+    answer = answer_to(timeout=0.5)
+    assert answer.generation.submits[0].left == 0.5
+    with pytest.raises(ApiError) as caught:
+        answer.take(outputs(answer, [""], finish=Finish.TIMEOUT))
+    assert (caught.value.status, caught.value.param) == (504, "timeout")
+
+
+def test_a_deadline_after_it_ends_the_choices() -> None:
+    answer = answer_to(timeout=0.5, n=2)
+    news = [
+        *outputs(answer, ["abc", ""], 0, Finish.TIMEOUT),
+        *outputs(answer, [""], 1, Finish.TIMEOUT),
+    ]
+    choices = whole(answer, news)["choices"]
+    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [
+        ("abc", "timeout"),
+        ("", "timeout"),
+    ]
