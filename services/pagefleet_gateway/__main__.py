@@ -91,7 +91,12 @@ def main() -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         check_endpoint(settings.gateway_endpoint)
-        model = ServedModel.load(prepared_folder(settings.model), settings.served_model_name)
+        model = ServedModel.load(
+            prepared_folder(settings.model),
+            settings.served_model_name,
+            tool_call_parser=settings.tool_call_parser,
+            reasoning_parser=settings.reasoning_parser,
+        )
         server = Server(build_gateway(settings, model))
         listener = listen(settings)
     except _FAILURES as error:

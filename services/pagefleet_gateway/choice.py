@@ -15,6 +15,7 @@ from pagefleet.wire import Finish, Output, unpack_ints
 from pagefleet_gateway.detokenizer import Detokenizer
 from pagefleet_gateway.logprobs import TokenEntry, unpacked
 from pagefleet_gateway.stop import StopStrings
+from pagefleet_gateway.tool_parsers import CallDelta
 
 
 @dataclass(slots=True)
@@ -29,6 +30,10 @@ class Piece:
     """Why the choice ended, as the API names it."""
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it."""
+    reasoning: str = ""
+    """What a model that thinks wrote before its answer."""
+    calls: list[CallDelta] = field(default_factory=list)
+    """Of tools."""
 
     @classmethod
     def joined(cls, pieces: "Sequence[Piece]") -> "Piece":
@@ -39,6 +44,8 @@ class Piece:
             [token for piece in pieces for token in piece.tokens],
             pieces[-1].finish,
             pieces[-1].stop_reason,
+            "".join(piece.reasoning for piece in pieces),
+            [call for piece in pieces for call in piece.calls],
         )
 
 

@@ -24,9 +24,20 @@ class ServedModel:
     tokenizer: Tokenizer
     chat_prompts: ChatPrompts | None
     """None for a model without a chat template."""
+    tool_call_parser: str | None = None
+    """How it writes calls of tools, by a name of `tool_parsers.PARSERS`."""
+    reasoning_parser: str | None = None
+    """How it writes thoughts, by a name of `reasoning.THINKS_AT_ONCE`."""
 
     @classmethod
-    def load(cls, folder: Path, name: str | None = None) -> Self:
+    def load(
+        cls,
+        folder: Path,
+        name: str | None = None,
+        *,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+    ) -> Self:
         """Read a prepared folder; its own name counts where none is given.
 
         Raises:
@@ -40,6 +51,8 @@ class ServedModel:
             manifest,
             tokenizer,
             ChatPrompts.load(folder, tokenizer),
+            tool_call_parser,
+            reasoning_parser,
         )
 
     def check_name(self, name: str | None) -> None:

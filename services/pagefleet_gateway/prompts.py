@@ -1,13 +1,14 @@
 """Prompts of all forms as token ids. Tokenizing takes time: not for the event loop."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from pagefleet_gateway.errors import ApiError, bad_request
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody
+from pagefleet_gateway.schema import ChatBody, ChatMessage, CompletionBody, GenerationBody
 from pagefleet_gateway.template import ChatTemplateError
 from pagefleet_gateway.tokenizer import PromptError, PromptTooLongError
+from pagefleet_gateway.tools import shown_calls
 
 MAX_PROMPTS: Final = 1024
 
@@ -66,8 +67,10 @@ def continued(body: ChatBody) -> str:
     return last.text if last.role == "assistant" else ""
 
 
-def chat_prompt(body: ChatBody, model: ServedModel) -> list[int]:
-    """The ids of the conversation, rendered by the model's template.
+def chat_prompt(
+    body: ChatBody, model: ServedModel, tools: list[dict[str, Any]] | None = None
+) -> list[int]:
+    """The ids of the conversation, rendered by the model's template, which is shown `tools`.
 
     Raises:
         ApiError: 400 that names the field.
@@ -89,14 +92,13 @@ def chat_prompt(body: ChatBody, model: ServedModel) -> list[int]:
             f"not {min(refused)!r}.",
             "chat_template_kwargs",
         )
-    messages = [
-        {"role": message.role, "content": message.text}
-        | ({} if message.name is None else {"name": message.name})
-        for message in body.messages
-    ]
     conversation = {
         **variables,
-        "messages": messages,
+        "messages": [
+            _for_template(message, f"messages[{number}]")
+            for number, message in enumerate(body.messages)
+        ],
+        "tools": tools,
         "add_generation_prompt": not body.continue_final_message
         and body.add_generation_prompt is not False,
     }
@@ -104,6 +106,18 @@ def chat_prompt(body: ChatBody, model: ServedModel) -> list[int]:
         return model.encode_chat(conversation, bool(body.continue_final_message))
     except (PromptError, ChatTemplateError) as error:
         raise _refused(error, "messages") from error
+
+
+def _for_template(message: ChatMessage, field: str) -> dict[str, Any]:
+    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+        raise bad_request(f"{field}.content is missing.", "messages")
+    shown: dict[str, Any] = {"role": message.role, "content": message.text}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            shown[name] = value
+    if message.tool_calls:
+        shown["tool_calls"] = shown_calls(message.tool_calls, f"{field}.tool_calls")
+    return shown
 
 
 def encode(

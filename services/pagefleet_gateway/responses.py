@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from pagefleet_gateway.logprobs import ChatLogprobs, CompletionLogprobs, PromptForm
+from pagefleet_gateway.tools import ToolCall
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -50,9 +51,12 @@ class Completion(msgspec.Struct, kw_only=True):
 class ChatAnswer(msgspec.Struct):
     """What the assistant said."""
 
-    content: str
+    content: str | None
+    """None where it only calls tools."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -79,11 +83,29 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptForm | UnsetType = UNSET
 
 
+class FunctionDelta(msgspec.Struct):
+    """What is new of a function's call: its name once, and more of its arguments."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct):
+    """What is new of a call; the first piece has its id."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class Delta(msgspec.Struct):
     """What is new in a choice of a chat stream."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):

@@ -23,9 +23,9 @@ from pagefleet_gateway.logprobs import (
     completion_form,
     prompt_form,
 )
+from pagefleet_gateway.message import answer_of, delta_of
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.responses import (
-    ChatAnswer,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -102,7 +102,8 @@ class Renderer:
     def _is_worth_an_event(self, index: int, piece: Piece) -> bool:
         first = self._echoes_prompt and index not in self._started
         shows_tokens = bool(self._generation.body.return_token_ids and piece.tokens)
-        return bool(piece.text or piece.entries or piece.finish or first or shows_tokens)
+        said = piece.text or piece.reasoning or piece.calls
+        return bool(said or piece.entries or piece.finish or first or shows_tokens)
 
     def _completion_chunk(self, index: int, piece: Piece) -> bytes:
         choice = self._completion_choice(index, index, piece, first=index not in self._started)
@@ -122,7 +123,7 @@ class Renderer:
         self._started.add(index)
         chunk = ChatChunkChoice(
             index=index,
-            delta=Delta(content=piece.text or UNSET),
+            delta=delta_of(piece, self._generation.id, index),
             logprobs=self._chat_logprobs(piece.entries),
             finish_reason=piece.finish,
             stop_reason=piece.stop_reason,
@@ -212,7 +213,7 @@ class Renderer:
     def _chat_choice(self, number: int, piece: Piece) -> ChatChoice:
         return ChatChoice(
             index=number,
-            message=ChatAnswer(self._continued + piece.text),
+            message=answer_of(piece, self._continued, self._generation.id, number),
             logprobs=self._chat_logprobs(piece.entries),
             finish_reason=piece.finish,
             stop_reason=piece.stop_reason,

@@ -28,7 +28,6 @@ MAX_CHOICES: Final = 4096
 
 _JSON_SPACE: Final = r"\n?[ \t]{0,40}"
 _KINDS: Final = ("json", "regex", "choice", "grammar")
-_ANY_OBJECT: Final = '{"type": "object"}'
 _MAX_REASON: Final = 300
 
 Schema = dict[str, Any]
@@ -101,13 +100,19 @@ def json_structure(schema: Schema | str, field: str) -> Structure:
     """
     from llguidance import LLMatcher
 
-    try:
-        grammar = LLMatcher.grammar_from_json_schema(
-            schema, overrides={"whitespace_pattern": _JSON_SPACE}
-        )
-    except ValueError as error:
-        raise _refused(field, str(error)) from error
-    return checked(grammar, field)
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise _refused(field, f"it is no JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise _refused(field, "a schema is a JSON object")
+    return checked(LLMatcher.grammar_from_json_schema(json.dumps(spaced(schema))), field)
+
+
+def spaced(schema: Schema) -> Schema:
+    """The schema, with a bound on white space that llguidance understands."""
+    return {**schema, "x-guidance": {"whitespace_pattern": _JSON_SPACE}}
 
 
 def checked(grammar: str, field: str) -> Structure:
@@ -132,7 +137,7 @@ def _of_format(form: ResponseFormat) -> Structure | None:
         case ResponseFormat("text"):
             return None
         case ResponseFormat("json_object"):
-            return json_structure(_ANY_OBJECT, "response_format")
+            return json_structure({"type": "object"}, "response_format")
         case ResponseFormat("json_schema", JsonSchemaFormat() as described):
             return json_structure(described.schema, "response_format.json_schema.schema")
     raise bad_request("response_format.json_schema is missing.", "response_format")

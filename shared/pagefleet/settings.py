@@ -78,6 +78,14 @@ class GatewaySettings(ModelSettings):
     port: int = setting(8000, "port to listen on", least=0, most=65535)
     fd: int | None = setting(None, "a listening socket that was inherited, in place of host, port")
     served_model_name: str | None = setting(None, "the model's name in the API")
+    tool_call_parser: str | None = setting(
+        None,
+        "how the model writes calls of tools",
+        choices=("hermes", "qwen", "llama3_json", "mistral", "pythonic"),
+    )
+    reasoning_parser: str | None = setting(
+        None, "how the model writes what it thinks", choices=("deepseek_r1", "qwen3")
+    )
     gateway_endpoint: str = setting(
         lambda: f"ipc://{runtime_folder()}/gateways.sock", "where the scheduler meets gateways"
     )

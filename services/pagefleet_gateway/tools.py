@@ -1,0 +1,180 @@
+"""Tools that a chat may call: what clients say of them, and what follows for the answer.
+
+With `tool_choice` auto the model decides: it sees the tools through its template, and its own
+notation is read out of its text (`tool_parsers`). Required and named calls are guaranteed by a
+grammar over the tools' parameters, whatever the model was trained on: the text is then a list of
+calls in JSON, or the arguments of the one that is named. With none, the model sees no tools.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from pagefleet_gateway.errors import bad_request
+from pagefleet_gateway.structured import Schema, Structure, checked, json_structure, spaced
+from pagefleet_gateway.tool_parsers import (
+    PARSERS,
+    SPECIAL_MARKERS,
+    Script,
+    ToolParser,
+    only,
+    required,
+)
+
+MAX_TOOLS: Final = 128
+MAX_CALLS: Final = 16
+"""Calls that a required list may hold."""
+
+ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+
+
+class FunctionSpec(msgspec.Struct, omit_defaults=True):
+    """A function that may be called."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: Schema | None = None
+    """JSON schema of the object that its arguments are."""
+    strict: bool | None = None
+    """Required and named calls obey the schema, strictly or not."""
+
+
+class Tool(msgspec.Struct):
+    """An entry of `tools`."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class FunctionName(msgspec.Struct):
+    """Which function is to be called."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    """A `tool_choice` of one tool."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
+Tools: TypeAlias = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
+
+
+class FunctionCall(msgspec.Struct):
+    """A function with its arguments."""
+
+    name: str
+    arguments: str
+    """JSON as the model wrote it."""
+
+
+class ToolCall(msgspec.Struct):
+    """A call that an assistant made."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What an answer may do with its tools."""
+
+    shown: list[dict[str, Any]] | None = None
+    """For the template."""
+    script: Callable[[ToolParser], Script] | None = None
+    """How calls are written."""
+    structure: Structure | None = None
+    """Guarantees a call."""
+    keeps_special: bool = False
+    """Special tokens are part of how calls are written."""
+    parallel: bool = True
+    """More than one call is wanted, if the model makes more."""
+
+
+def tool_use(
+    tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool, parser: str | None
+) -> ToolUse:
+    """Decide what these fields ask for, with the parser of the model's family if there is one.
+
+    Raises:
+        ApiError: 400 that names the field.
+    """
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise bad_request("tool_choice needs tools.", "tool_choice")
+        return ToolUse()
+    if choice == "none":
+        return ToolUse()
+    named = {tool.function.name: _schema(tool) for tool in tools}
+    if len(named) < len(tools):
+        raise bad_request("tools holds two functions of the same name.", "tools")
+    shown = [{"type": "function", "function": msgspec.to_builtins(t.function)} for t in tools]
+    if choice == "required":
+        return ToolUse(shown, required, _calls(named, parallel), parallel=parallel)
+    if isinstance(choice, NamedTool):
+        name = choice.function.name
+        if name not in named:
+            raise bad_request(f"tool_choice names {name!r}, which is not in tools.", "tool_choice")
+        structure = json_structure(named[name], f"tools.{name}.parameters")
+        return ToolUse(shown, only(name), structure)
+    if parser is None:
+        raise bad_request(
+            "tool_choice auto needs to know how the model writes calls: start the server with "
+            f"--tool-call-parser ({', '.join(PARSERS)}). required and named tools work without.",
+            "tool_choice",
+        )
+    return ToolUse(shown, PARSERS[parser], None, parser in SPECIAL_MARKERS, parallel)
+
+
+def call_id(generation: str, choice: int, number: int) -> str:
+    """The id of a call: of letters and digits, and the same wherever the answer is read again.
+
+    Templates of Mistral's models take no more than nine characters.
+    """
+    return hashlib.sha256(f"{generation} {choice} {number}".encode()).hexdigest()[:9]
+
+
+def shown_calls(calls: Sequence[ToolCall], field: str) -> list[dict[str, Any]]:
+    """Calls of earlier turns for the template, which takes arguments as an object.
+
+    Raises:
+        ApiError: 400 that names `messages`; arguments are no JSON object.
+    """
+    shown = []
+    for number, call in enumerate(calls):
+        try:
+            arguments = json.loads(call.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise bad_request(
+                f"{field}[{number}].function.arguments is no JSON object.", "messages"
+            )
+        function = {"name": call.function.name, "arguments": arguments}
+        shown.append({"id": call.id, "type": "function", "function": function})
+    return shown
+
+
+def _schema(tool: Tool) -> Schema:
+    return {"type": "object", **(tool.function.parameters or {"properties": {}})}
+
+
+def _calls(named: dict[str, Schema], parallel: bool) -> Structure:
+    """A list of calls, each under the schema of its tool; references are the schema's own."""
+    more = f' (", " call){{0,{MAX_CALLS - 1}}}' if parallel else ""
+    rules = [f'start: "[" call{more} "]"']
+    rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(named))))
+    for number, (name, schema) in enumerate(named.items()):
+        begin = json.dumps(f'{{"name": "{name}", "parameters": ')
+        rules.append(f'call_{number}: {begin} arguments_{number} "}}"')
+        rules.append(f"arguments_{number}: %json {json.dumps(spaced(schema))}")
+    return checked("\n".join(rules), "tools")
