@@ -1,0 +1,322 @@
+"""Tools in chats: what the template sees, what is guaranteed, and what comes out."""
+
+import json
+import random
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pagefleet.wire import Finish, Output, pack_ints
+from pagefleet_gateway.answer import Answer
+from pagefleet_gateway.chat_prompt import ChatPrompts
+from pagefleet_gateway.choice import Piece
+from pagefleet_gateway.errors import ApiError
+from pagefleet_gateway.generation import Limits, understand_chat
+from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.stream import Renderer
+from pagefleet_gateway.template import ChatTemplate
+from pagefleet_worker.grammar import Grammars
+from tests.byte_grammars import byte_grammars
+from tests.unit.gateway.served import echo_model
+
+TEMPLATE = (
+    "{{ tools | tojson }}|{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}"
+    "({{ call.id }} {{ call.function.name }} {{ call.function.arguments.city }})"
+    "{% endfor %}{{ m.tool_call_id or '' }};{% endfor %}"
+)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 8},
+                "unit": {"$ref": "#/$defs/unit"},
+            },
+            "required": ["city"],
+            "additionalProperties": False,
+            "$defs": {"unit": {"enum": ["C", "F"]}},
+        },
+    },
+}
+NOW = {"type": "function", "function": {"name": "time.now"}}
+EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
+HELLO = [{"role": "user", "content": "hello"}]
+GRAMMARS = byte_grammars(260, (256,))
+
+
+def model(tools: str | None = "hermes", thoughts: str | None = None) -> ServedModel:
+    echo = echo_model()
+    template = ChatPrompts(echo.tokenizer, ChatTemplate(TEMPLATE, {}))
+    return replace(echo, chat_prompts=template, tool_call_parser=tools, reasoning_parser=thoughts)
+
+
+def chat(served: ServedModel | None = None, **fields: Any) -> Answer:
+    served = served or model()
+    body = json.dumps({"messages": HELLO, "tools": [WEATHER, NOW]} | fields).encode()
+    return Answer(understand_chat(body, served, Limits(max_model_len=4096)), served)
+
+
+def prompt_of(answer: Answer) -> str:
+    return bytes(answer.generation.prompts[0]).decode()
+
+
+def whole(answer: Answer, text: str, finish: Finish = Finish.STOP) -> dict[str, Any]:
+    """The choice of the answer that is not streamed."""
+    piece = take(answer, text, 0, finish)
+    content = Renderer(answer, model(), 0).whole({0: piece})
+    choice: dict[str, Any] = json.loads(content)["choices"][0]
+    return choice
+
+
+def take(answer: Answer, text: str, position: int, finish: Finish | None) -> Piece:
+    tokens = list(text.encode()) + ([257] if finish is Finish.STOP else [])
+    request = answer.prompts[0].request
+    return answer.take([Output(request, 1, 0, position, pack_ints(tokens), None, finish)])[0]
+
+
+def streamed(answer: Answer, text: str, finish: Finish = Finish.STOP) -> dict[str, Any]:
+    """The choice that a client puts together from the events of a stream."""
+    renderer = Renderer(answer, model(), 0)
+    content, position = renderer.start(), 0
+    while position < len(text.encode()):
+        length = random.randint(1, 9)
+        cut = text.encode()[position : position + length].decode(errors="ignore")
+        last = position + len(cut.encode()) >= len(text.encode())
+        piece = take(answer, cut, position, finish if last else None)
+        content += renderer.events({0: piece})
+        position += len(cut.encode())
+    return put_together(content)
+
+
+def put_together(events: bytes) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "", "content": "", "reasoning_content": "", "calls": {}}
+    finish = None
+    for line in events.decode().split("\n\n")[:-2]:
+        (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+        finish = choice["finish_reason"] or finish
+        for name, value in choice["delta"].items():
+            if name != "tool_calls":
+                message[name] += value
+                continue
+            for call in value:
+                known = message["calls"].setdefault(call["index"], {"arguments": ""})
+                known["arguments"] += call["function"].get("arguments", "")
+                for field in ("id", "type"):
+                    if field in call:
+                        assert field not in known
+                        known[field] = call[field]
+                if "name" in call["function"]:
+                    known["name"] = call["function"]["name"]
+    return {"message": message, "finish_reason": finish}
+
+
+def same(stream: dict[str, Any], choice: dict[str, Any]) -> None:
+    """What was streamed is what was not."""
+    message, known = choice["message"], stream["message"]
+    assert stream["finish_reason"] == choice["finish_reason"]
+    assert known["content"] == (message["content"] or "")
+    assert known["reasoning_content"] == message.get("reasoning_content", "")
+    assert [
+        {"id": call["id"], "type": call["type"], **call["function"]}
+        for call in message.get("tool_calls", [])
+    ] == [{**call} for _, call in sorted(known["calls"].items())]
+
+
+TAGGED = (
+    'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>\n'
+    '<tool_call>{"name": "time.now", "arguments": {}}</tool_call>'
+)
+
+
+def test_calls_come_whole_and_in_pieces() -> None:
+    choice = whole(chat(request_id="it"), TAGGED)
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Let me see."
+    first, second = choice["message"]["tool_calls"]
+    assert first["type"] == "function"
+    assert first["function"] == {"name": "weather", "arguments": '{"city": "Zürich"}'}
+    assert second["function"] == {"name": "time.now", "arguments": "{}"}
+    assert first["id"] != second["id"]
+    for _ in range(20):
+        same(streamed(chat(request_id="it", stream=True), TAGGED), choice)
+
+
+def test_an_answer_without_a_call_is_content() -> None:
+    choice = whole(chat(), "It is late.\n")
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == "It is late.\n"
+    assert "tool_calls" not in choice["message"]
+
+
+def test_a_call_that_is_cut_off_says_so() -> None:
+    choice = whole(chat(), TAGGED[:60], Finish.LENGTH)
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
+
+
+def test_one_call_where_parallel_ones_are_unwanted() -> None:
+    choice = whole(chat(parallel_tool_calls=False), TAGGED)
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
+
+
+def test_thoughts_content_and_calls() -> None:
+    text = "<think>\nHm. <tool_call></think>" + TAGGED
+    served = model(thoughts="qwen3")
+    choice = whole(chat(served, request_id="it"), text)
+    assert choice["message"]["reasoning_content"] == "\nHm. <tool_call>"
+    assert choice["message"]["content"] == "Let me see."
+    assert len(choice["message"]["tool_calls"]) == 2
+    for _ in range(10):
+        same(streamed(chat(served, request_id="it", stream=True), text), choice)
+
+
+def test_the_template_sees_the_tools_and_earlier_calls() -> None:
+    called = {
+        "role": "assistant",
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": '{"city": "Rom <|eos|>"}'},
+            }
+        ],
+    }
+    result = {"role": "tool", "content": "sunny", "tool_call_id": "c1"}
+    prompt = prompt_of(chat(messages=[*HELLO, called, result]))
+    shown, _, rest = prompt.partition("|")
+    assert json.loads(shown) == [WEATHER, NOW]
+    assert rest == "user:hello;assistant:(c1 weather Rom <|eos|>);tool:sunnyc1;"
+
+
+def test_a_model_that_may_call_nothing_sees_no_tools() -> None:
+    answer = chat(tool_choice="none")
+    assert prompt_of(answer).startswith("null|")
+    assert whole(answer, TAGGED)["message"]["content"] == TAGGED
+
+
+def guided_text(grammars: Grammars, answer: Answer, draw: random.Random) -> str:
+    """What a model without any sense writes under the grammar."""
+    guide = answer.generation.params.guide
+    assert guide is not None
+    guided, tokens = grammars.begin(guide), array("i")
+    while len(tokens) < 4000:
+        mask = guided.mask(tokens)
+        allowed = [token for token in range(257) if mask[token >> 3] >> (token & 7) & 1]
+        if allowed == [256] or (256 in allowed and draw.random() < 0.5):
+            return bytes(list(tokens)).decode()
+        tokens.append(draw.choice([token for token in allowed if token != 256]))
+    raise AssertionError("no end")
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_required_calls_are_valid_whatever_the_model_wants(parallel: bool) -> None:
+    draw = random.Random(seed := random.randrange(2**32))
+    print("seed", seed)
+    fields = {"tool_choice": "required", "parallel_tool_calls": parallel, "request_id": "it"}
+    tools = [WEATHER, {"type": "function", "function": {"name": "nothing", "parameters": EMPTY}}]
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    served = model(None)
+    seen = set()
+    for _ in range(20):
+        text = guided_text(GRAMMARS, chat(served, tools=tools, **fields), draw)
+        choice = whole(chat(served, tools=tools, **fields), text)
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] is None
+        calls = choice["message"]["tool_calls"]
+        assert parallel or len(calls) == 1
+        for call in calls:
+            seen.add(call["function"]["name"])
+            arguments = json.loads(call["function"]["arguments"])
+            jsonschema.validate(arguments, schemas[call["function"]["name"]])
+        same(streamed(chat(served, tools=tools, stream=True, **fields), text), choice)
+    assert seen == {"weather", "nothing"}
+
+
+def test_a_named_call_is_valid_whatever_the_model_wants() -> None:
+    draw = random.Random(seed := random.randrange(2**32))
+    print("seed", seed)
+    named = {"type": "function", "function": {"name": "weather"}}
+    for _ in range(10):
+        text = guided_text(GRAMMARS, chat(tool_choice=named), draw)
+        choice = whole(chat(tool_choice=named, request_id="it"), text)
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == "weather"
+        assert choice["finish_reason"] == "tool_calls"
+        jsonschema.validate(
+            json.loads(call["function"]["arguments"]), WEATHER["function"]["parameters"]
+        )
+        same(streamed(chat(tool_choice=named, request_id="it", stream=True), text), choice)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools", "function"),
+        ({"tools": [{"type": "other", "function": {"name": "a"}}]}, "tools", "other"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "name"),
+        ({"tools": [NOW, NOW]}, "tools", "same name"),
+        ({"tools": [NOW] * 129}, "tools", "128"),
+        ({"tools": None, "tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tool_choice": "any"}, "tool_choice", "any"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "sum"}}},
+            "tool_choice",
+            "sum",
+        ),
+        ({"tool_choice": "required", "min_tokens": 3}, "min_tokens", "tools"),
+        (
+            {"tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice",
+            "no room",
+        ),
+        (
+            {
+                "tool_choice": "required",
+                "tools": [
+                    {"type": "function", "function": {"name": "a", "parameters": {"not": {}}}}
+                ],
+            },
+            "tools",
+            "not",
+        ),
+        ({"messages": [{"role": "assistant"}]}, "messages", "content"),
+        ({"messages": [{"role": "user", "tool_calls": []}]}, "messages", "content"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "[1]"}}],
+                    }
+                ]
+            },
+            "messages",
+            "no JSON object",
+        ),
+    ],
+)
+def test_what_is_wrong_names_its_field(fields: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    assert caught.value.status == 400
+    assert caught.value.param == param
+    assert words in caught.value.message
+
+
+def test_auto_needs_to_know_the_model() -> None:
+    with pytest.raises(ApiError, match=r"--tool-call-parser") as caught:
+        chat(model(None))
+    assert caught.value.param == "tool_choice"
+    assert chat(model(None), tools=[], tool_choice="auto").generation.message is None
+
+
+def test_markers_that_are_special_tokens_are_text() -> None:
+    assert chat(model("mistral")).generation.keeps_special
+    assert not chat(model("hermes")).generation.keeps_special
