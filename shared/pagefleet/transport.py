@@ -4,7 +4,10 @@ What the defaults hide, and what is set here against it: a ROUTER drops messages
 without a word (ROUTER_MANDATORY); a socket that closes waits for ever (LINGER 0); messages queue
 for a peer that was never there (IMMEDIATE); a link that died silently is not noticed (heartbeats
 of 300 ms); a blocking send to one full peer stalls all others (sends never block: a full peer is a
-lost one); a second DEALER with a known identity is ignored (identities are random per start).
+lost one); a second connection with a known identity is ignored for ever, though it answers
+heartbeats: a peer that comes back before its old connection is known to be closed, after the hub
+was stopped for a second, would never be heard again (ROUTER_HANDOVER; identities are random per
+start).
 
 A frame is one message. Connections that leave the machine need CURVE, which is not offered yet:
 only Unix sockets and loopback addresses are taken.
@@ -70,6 +73,7 @@ class Hub:
     def __init__(self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self.socket = _prepare(context.socket(zmq.ROUTER))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         if endpoint.startswith("ipc://"):
             Path(endpoint.removeprefix("ipc://")).parent.mkdir(0o700, parents=True, exist_ok=True)
         try:

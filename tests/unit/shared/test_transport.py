@@ -56,6 +56,25 @@ def test_the_lost_are_told_apart(context: Context, tmp_path: Path) -> None:
             assert wait_for(lambda: not hub.send(identity, b"frame"))
 
 
+def test_who_comes_back_is_heard_though_the_old_connection_still_stands(
+    context: Context, tmp_path: Path
+) -> None:
+    endpoint = f"ipc://{tmp_path}/hub.sock"
+    with ExitStack() as stack:
+        hub = stack.enter_context(closing(Hub(endpoint, context)))
+        old = stack.enter_context(closing(Peer(endpoint, context)))
+        assert wait_for(lambda: old.send(b"old"))
+        ((identity, _),) = wait_for(hub.receive)  # type: ignore[misc]
+        new = stack.enter_context(closing(context.socket(zmq.DEALER)))
+        new.setsockopt(zmq.IDENTITY, identity)
+        new.connect(endpoint)
+        new.send(b"new")
+        assert wait_for(hub.receive) == [(identity, b"new")]
+        assert hub.send(identity, b"welcome")
+        assert new.poll(5000)
+        assert new.recv() == b"welcome"
+
+
 @pytest.mark.parametrize(
     ("endpoint", "sentence"),
     [
