@@ -55,7 +55,7 @@ class Edge:
 
     def _ended(self, scope: Scope, record: Record) -> None:
         self._metrics.answered(record)
-        level = logging.DEBUG if scope["method"] == "GET" and record.status < 400 else logging.INFO
+        level = logging.DEBUG if scope["method"] == "GET" else logging.INFO
         if _LOG.isEnabledFor(level):
             _LOG.log(level, "%s", _line(scope, record, time.monotonic() - record.began))
 

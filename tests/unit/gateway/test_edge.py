@@ -122,7 +122,7 @@ def test_a_prefix_opens_no_route(keys: str) -> None:
 
 def test_a_line_for_each_request(keys: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pagefleet_gateway.edge")
-    requests = [tokenize("one", "a secret text"), get("/live"), get("/v1/models"), tokenize("one")]
+    requests = [tokenize("one", "a secret text"), get("/live"), tokenize("two"), tokenize("one")]
     requests[-1][2]["headers"]["x-request-id"] = 'mine "x"'
     ask(*requests, api_key_file=keys)
     lines = [record.message for record in caplog.records if record.name.endswith("edge")]
