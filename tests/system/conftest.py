@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 import pytest
@@ -30,8 +30,13 @@ class Case:
     """A model, in Pagefleet and in transformers, and text in its tokens."""
 
     model: LoadedModel
-    oracle: Oracle
+    make_oracle: Callable[[], Oracle]
     corpus: list[int]
+
+    @cached_property
+    def oracle(self) -> Oracle:
+        """Takes seconds to load."""
+        return self.make_oracle()
 
     def prompts(self, count: int, longest: int = 60) -> list[list[int]]:
         """Prompts of mixed lengths, from one token on; half of them begin alike."""
@@ -57,8 +62,10 @@ def case(
             folder: Path = request.getfixturevalue("smollm2")
             weights = Path(Manifest.load(folder).weights.paths[0])
             corpus = Tokenizer.from_file(str(folder / TOKENIZER_FILE)).encode(TEXT).ids
-            return Case(LoadedModel(folder), Oracle(weights.parent, weights.name), corpus)
+            oracle = partial(Oracle, weights.parent, weights.name)
+            return Case(LoadedModel(folder), oracle, corpus)
         corpus = random.choices(range(VOCAB_SIZE), k=200)
-        return Case(LoadedModel(prepared_model(name)), Oracle(small_model(name)), corpus)
+        oracle = partial(Oracle, small_model(name))
+        return Case(LoadedModel(prepared_model(name)), oracle, corpus)
 
     return make
