@@ -1,0 +1,85 @@
+"""Requests to an echo cell, in every form, each with the answer that it must have."""
+
+import random
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pagefleet.manifest import Manifest
+from pagefleet.params import SamplingParams
+from pagefleet_worker.echo_decoder import EchoDecoder, echo_tokens
+
+FORMS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 0.9, "top_p": 0.95},
+    "penalized": {"temperature": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.1},
+    "n=2": {"temperature": 1, "n": 2},
+    "logprobs": {"temperature": 1, "logprobs": 3},
+}
+"""Fields of a body; each asks for something else that must survive."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request for `/v1/completions` whose answer is exactly `max_tokens` long."""
+
+    prompt: list[int]
+    max_tokens: int
+    seed: int
+    form: str = "greedy"
+    stream: bool = True
+    model: EchoDecoder = field(default_factory=lambda: EchoDecoder(256))
+
+    @property
+    def choices(self) -> int:
+        """Answers that it asks for."""
+        choices: int = FORMS[self.form].get("n", 1)
+        return choices
+
+    @property
+    def body(self) -> bytes:
+        """As JSON."""
+        return msgspec.json.encode(
+            {
+                "prompt": self.prompt,
+                "max_tokens": self.max_tokens,
+                "seed": self.seed,
+                "stream": self.stream,
+                "ignore_eos": True,
+                "return_token_ids": True,
+                **FORMS[self.form],
+            }
+        )
+
+    @cached_property
+    def expected(self) -> list[list[int]]:
+        """The tokens of each choice, by the oracle."""
+        fields = {name: value for name, value in FORMS[self.form].items() if name != "n"}
+        params = SamplingParams(max_tokens=self.max_tokens, seed=self.seed, **fields)
+        return [
+            echo_tokens(self.model, self.prompt, params, choice).tokens
+            for choice in range(self.choices)
+        ]
+
+
+class Questioner:
+    """Draws questions to the echo model in a prepared folder."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        manifest = Manifest.load(folder)
+        self._model = EchoDecoder(manifest.vocab_size, manifest.eos_token_ids)
+        self._draw = random.Random(seed)
+
+    def ask(self, form: str, prompt: int, tokens: int, *, stream: bool = True) -> Question:
+        """A question of a form; `prompt` and `tokens` are lengths."""
+        ids = self._draw.choices(range(256), k=prompt)
+        return Question(ids, tokens, self._draw.randrange(2**32), form, stream, self._model)
+
+    def any(self, longest_prompt: int, longest_answer: int) -> Question:
+        """A question of any form and length."""
+        form = self._draw.choice(list(FORMS))
+        prompt = self._draw.randint(1, longest_prompt)
+        return self.ask(form, prompt, self._draw.randint(2, longest_answer))

@@ -1,0 +1,86 @@
+"""The cell that the short tests share: it is whole again, and holds nothing, after each of them."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks.drill.questions import FORMS, Questioner
+from benchmarks.drill.streams import EXACT, ask
+from pagefleet_worker.prepare import prepare
+from tests.faults.cell import make_cell
+
+STEP_SECONDS = 0.01
+CHUNK = 32
+"""Tokens that one step may hold, so that a prompt takes several."""
+
+
+@pytest.fixture(scope="session")
+def echo_folder(tmp_path_factory) -> Path:
+    return prepare("echo", tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def shared_cell(tmp_path_factory, echo_folder):
+    cell = make_cell(
+        tmp_path_factory.mktemp("cell"),
+        echo_folder,
+        worker=[f"--step-seconds={STEP_SECONDS}", f"--max-num-batched-tokens={CHUNK}"],
+        seed=random.randrange(2**32),
+    )
+    with cell.running():
+        yield cell
+
+
+@pytest.fixture
+def cell(shared_cell):
+    yield shared_cell
+    shared_cell.settle()
+
+
+@pytest.fixture
+def questions(echo_folder) -> Questioner:
+    seed = random.randrange(2**32)
+    print("questions of seed", seed)
+    return Questioner(echo_folder, seed)
+
+
+class Load:
+    """Questions that are asked together, one of each form by default."""
+
+    def __init__(self, questions, *, prompt=40, tokens=40, forms=tuple(FORMS), stream=True):
+        self.questions = [
+            questions.ask(form, prompt, tokens, stream=stream or index % 2 == 0)
+            for index, form in enumerate(forms)
+        ]
+
+    def run(self, cell, watch=lambda answer: None, also=None):
+        """Ask all at once, and the answers in the end; `also` is a coroutine to run beside."""
+
+        async def run():
+            asked = [ask(cell.server, question, watch) for question in self.questions]
+            answers, _ = await asyncio.gather(asyncio.gather(*asked), also or asyncio.sleep(0))
+            return answers
+
+        return asyncio.run(run())
+
+
+def assert_exact(answers):
+    """Every answer is the oracle's, token for token, and none saw an error."""
+    assert [(a.question.form, a.verdict, a.error) for a in answers] == [
+        (a.question.form, EXACT, None) for a in answers
+    ]
+
+
+def once(condition, act):
+    """A watch of streams that acts once, at the first answer for which the condition holds."""
+    struck = []
+
+    def watch(answer):
+        if not struck and condition(answer):
+            struck.append(answer)
+            act()
+
+    watch.struck = struck
+    return watch

@@ -1,0 +1,62 @@
+"""SIGKILL a worker at every moment of a stream: no client sees it, and nothing is left behind."""
+
+import pytest
+
+from tests.faults.conftest import Load, assert_exact, once
+from tests.faults.proxy import Action
+
+TOKENS = 40
+
+
+def kill_at(cell, tag, number):
+    """Kill whichever worker the `number`-th message of that name belongs to; the list of killed."""
+    killed = []
+
+    def kill(link):
+        killed.append(cell.worker_of(link))
+        killed[-1].kill()
+
+    cell.worker_proxy.act(tag, Action.PASS, first=number, call=kill)
+    return killed
+
+
+def test_idle(cell, questions):
+    cell.workers[0].kill()
+    assert_exact(Load(questions).run(cell))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_at_a_chunk_of_a_prompt(cell, questions, chunk):
+    killed = kill_at(cell, "Plan", chunk)
+    assert_exact(Load(questions, prompt=150, tokens=4, stream=False).run(cell))
+    assert len(killed) == 1
+
+
+@pytest.mark.parametrize("tokens", [1, TOKENS // 2, TOKENS - 1])
+def test_between_tokens(cell, questions, tokens):
+    """The one that computes what this client reads, and the other too."""
+    watch = once(lambda answer: answer.tokens >= tokens, cell.workers[tokens % 2].kill)
+    assert_exact(Load(questions, tokens=TOKENS).run(cell, watch))
+    assert watch.struck
+
+
+def test_before_a_result_arrives(cell, questions):
+    killed = kill_at(cell, "Result", 10)
+    assert_exact(Load(questions).run(cell))
+    assert len(killed) == 1
+
+
+def test_twice_in_a_row_until_none_is_left(cell, questions):
+    first = once(lambda answer: answer.tokens >= 10, cell.workers[0].kill)
+    second = once(lambda answer: answer.tokens >= 15, cell.workers[1].kill)
+    back = once(lambda answer: bool(second.struck), lambda: cell.workers[0].restart())
+
+    def watch(answer):
+        first(answer)
+        second(answer)
+        back(answer)
+
+    assert_exact(Load(questions).run(cell, watch))
+    assert first.struck
+    assert second.struck
+    assert back.struck
