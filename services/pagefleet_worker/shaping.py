@@ -10,10 +10,12 @@ The histories live on the host: there each stage gathers what it changes over th
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -38,14 +40,21 @@ def shape(scores: Tensor, draws: Sequence[Draw]) -> None:
 
 
 def _guide(scores: Tensor, draws: Sequence[Draw]) -> None:
-    """The masks travel as bits and are unpacked on the device."""
-    guided = [row for row, draw in enumerate(draws) if draw.mask is not None]
+    """The masks travel as bits; on the device each byte becomes what is added to eight scores."""
+    guided = {row: draw.mask for row, draw in enumerate(draws) if draw.mask is not None}
     if guided:
-        packed = bytearray(b"".join(draw.mask for draw in draws if draw.mask is not None))
-        masks = torch.frombuffer(packed, dtype=torch.uint8).view(len(guided), -1, 1)
-        bits = torch.arange(8, dtype=torch.uint8, device=scores.device)
-        allowed = (masks.to(scores.device) >> bits & 1).flatten(1)[:, : scores.shape[-1]].bool()
-        scores[guided] = scores[guided].masked_fill(~allowed, -torch.inf)
+        device, packed = scores.device, bytearray(b"".join(guided.values()))
+        masks = torch.frombuffer(packed, dtype=torch.uint8).view(len(guided), -1).to(device)
+        added = F.embedding(masks.int(), _added_by_byte(device)).flatten(1)
+        rows = torch.tensor(list(guided), device=device)
+        scores.index_add_(0, rows, added[:, : scores.shape[-1]])
+
+
+@cache
+def _added_by_byte(device: torch.device) -> Tensor:
+    """[256, 8] float32: 0 where a byte's bit is set, else -inf; the lowest bit first."""
+    bits = torch.arange(256, device=device).unsqueeze(-1) >> torch.arange(8, device=device) & 1
+    return torch.where(bits > 0, 0.0, -torch.inf)
 
 
 def _allow(scores: Tensor, draws: Sequence[Draw]) -> None:
