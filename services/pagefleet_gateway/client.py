@@ -146,6 +146,10 @@ class SchedulerClient:
         """Stop generating these choices; no more news of them will come."""
         self._carry_out(self.link.abort(request, choices))
 
+    def taken(self, request: str, index: int, count: int) -> None:
+        """The client of a stream has taken `count` tokens of a choice."""
+        self._carry_out(self.link.taken(request, index, count))
+
     def refuse_all(self, text: str) -> None:
         """End every open request, saying why."""
         for request, mailbox in self._mailboxes.items():

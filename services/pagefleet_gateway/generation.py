@@ -34,6 +34,9 @@ from pagefleet_gateway.structured import Structure, structure_of
 from pagefleet_gateway.tools import ToolUse, tool_use
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
+STREAM_WINDOW: Final = 256
+"""Tokens of a choice that are generated ahead of a client that does not read."""
+
 _MAX_BIAS: Final = 100.0
 _BEAM_FIELDS: Final = ("beam_width", "length_penalty", "early_stopping")
 _NEUTRAL_FOR_BEAMS: Final[dict[str, object]] = {
@@ -271,6 +274,7 @@ def _submits(
             priority=body.priority or 0,
             salt=salt,
             left=body.timeout,
+            window=STREAM_WINDOW if body.stream and not params.beam_width else 0,
         )
         for number, tokens in enumerate(prompts)
     ]

@@ -13,6 +13,8 @@ are few, and each may be applied any number of times:
   whole.
 - An unequal repeat means that the scheduler follows another stream than the client saw: the request
   is submitted again, and goes on from what the client saw.
+- A choice gets no more than `Submit.window` tokens ahead of its client; `Credit` allows more as the
+  client takes what came, and is said again with the beats until something follows from it.
 - Output of a choice that ended here is answered by another `Abort`, in case the first was lost.
 
 Messages and calls go in with the time `now` (seconds of any monotonic clock); what comes out is
@@ -28,7 +30,7 @@ import msgspec
 from pagefleet.wire import (
     PROTOCOL,
     Abort,
-    ChoiceState,
+    Credit,
     FromGateway,
     GatewayBeat,
     GatewayBye,
@@ -48,6 +50,7 @@ from pagefleet.wire import (
     pack_ints,
     unpack_ints,
 )
+from pagefleet_gateway.submission import OpenChoice, OpenSubmission
 
 BEAT_SECONDS = 0.2
 """Between two beats."""
@@ -77,72 +80,6 @@ class Reaction:
         """Let `other` follow."""
         self.messages += other.messages
         self.news += other.news
-
-
-@dataclass(slots=True)
-class OpenChoice:
-    """One choice: every token received, sent on to the client or not."""
-
-    tokens: "array[int]" = field(default_factory=lambda: array("i"))
-    finished: bool = False
-
-
-@dataclass(slots=True)
-class OpenSubmission:
-    """One prompt whose choices are not all finished."""
-
-    submit: Submit
-    """As first handed in."""
-    opened: float
-    attempt: int = 0
-    submitted: float = 0.0
-    choices: dict[int, OpenChoice] = field(default_factory=dict)
-    prompt_position: int = 1
-    """Prompt tokens below it have their logprobs here; the first never has one."""
-    prompt_end: int = 1
-    """Where the prompt logprobs that were asked for end."""
-
-    @classmethod
-    def of(cls, submit: Submit, now: float) -> "OpenSubmission":
-        """Nothing is received yet."""
-        choices = {choice.index: OpenChoice() for choice in submit.choices}
-        opened = cls(submit, now, choices=choices)
-        if submit.params.prompt_logprobs is not None:
-            opened.prompt_end = max(1, len(unpack_ints(submit.prompt)))
-        return opened
-
-    def handed_over(self, now: float) -> Submit:
-        """The next attempt, with everything received so far."""
-        self.attempt += 1
-        self.submitted = now
-        return msgspec.structs.replace(
-            self.submit,
-            attempt=self.attempt,
-            age=self.submit.age + now - self.opened,
-            left=self._left(now),
-            choices=[
-                ChoiceState(index, pack_ints(choice.tokens), choice.finished)
-                for index, choice in self.choices.items()
-            ],
-        )
-
-    def _left(self, now: float) -> float | None:
-        """Seconds until the deadline."""
-        left = self.submit.left
-        return None if left is None else max(0.0, left - (now - self.opened))
-
-    @property
-    def finished(self) -> bool:
-        """Nothing more is to come."""
-        return all(choice.finished for choice in self.choices.values())
-
-    def positions(self) -> dict[int, int]:
-        """Tokens received of each choice that goes on."""
-        return {
-            index: len(choice.tokens)
-            for index, choice in self.choices.items()
-            if not choice.finished
-        }
 
 
 @dataclass(slots=True)
@@ -217,6 +154,14 @@ class SchedulerLink:
             del self._open[request]
         return Reaction([Abort(request, submission.attempt, ended)] if ended else [])
 
+    def taken(self, request: str, index: int, count: int) -> Reaction:
+        """The client has taken `count` tokens of a choice: so many more may come."""
+        submission = self._open.get(request)
+        limits = submission.take(index, count) if submission else {}
+        return Reaction(
+            [Credit(request, submission.attempt, limits)] if submission and limits else []
+        )
+
     def tick(self, now: float) -> Reaction:
         """To be called every `BEAT_SECONDS`: greet or beat, and give up what waited too long."""
         reaction = Reaction()
@@ -233,6 +178,9 @@ class SchedulerLink:
                 ]
             )
             reaction.messages.append(beat)
+            for request, submission in self._open.items():
+                if limits := submission.unanswered_credits():
+                    reaction.messages.append(Credit(request, submission.attempt, limits))
         return reaction
 
     def leave(self) -> Reaction:

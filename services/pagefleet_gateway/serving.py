@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.choice import Piece
-from pagefleet_gateway.client import Mailbox
+from pagefleet_gateway.client import ClientGone, Mailbox
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.gateway import Gateway
 from pagefleet_gateway.generation import Generation, Limits
@@ -28,6 +28,9 @@ from pagefleet_gateway.metrics import RequestTimer
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.record import Record, record_of
 from pagefleet_gateway.stream import KEEP_ALIVE, Renderer, failure
+
+UNREAD_SECONDS: Final = 60.0
+"""That a client may leave its stream unread before it counts as gone."""
 
 _MAX_NAMES: Final = 16
 
@@ -107,6 +110,12 @@ class Run:
             self.timer.ended(self.answer, now)
         return pieces
 
+    def sent(self, pieces: Mapping[int, Piece]) -> None:
+        """The client has taken these pieces, so that more may be generated."""
+        for index in pieces:
+            request = self.answer.prompt_of(index).request
+            self.gateway.client.taken(request, index, self.answer.choices[index].count)
+
 
 async def _send_whole(run: Run, renderer: Renderer, headers: _Headers, send: Send) -> None:
     parts: dict[int, list[Piece]] = defaultdict(list)
@@ -130,6 +139,7 @@ async def _send_stream(run: Run, renderer: Renderer, headers: _Headers, send: Se
             await _send_part(send, KEEP_ALIVE if pieces is None else renderer.events(pieces))
             if run.answer.finished:
                 break
+            run.sent(pieces or {})
             pieces = await run.pieces()
     except ApiError as error:
         run.timer.record.error = error.code
@@ -143,8 +153,13 @@ async def _start(send: Send, content_type: bytes, headers: _Headers) -> None:
 
 
 async def _send_part(send: Send, content: bytes) -> None:
-    if content:
-        await send({"type": "http.response.body", "body": content, "more_body": True})
+    if not content:
+        return
+    try:
+        async with asyncio.timeout(UNREAD_SECONDS):
+            await send({"type": "http.response.body", "body": content, "more_body": True})
+    except TimeoutError:
+        raise ClientGone from None
 
 
 @asynccontextmanager

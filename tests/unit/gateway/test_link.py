@@ -14,6 +14,7 @@ from pagefleet.wire import (
     PROTOCOL,
     Abort,
     ChoiceState,
+    Credit,
     Finish,
     GatewayBeat,
     GatewayBye,
@@ -337,3 +338,29 @@ class FaultyScheduler(RuleBasedStateMachine):
 
 TestFaultyScheduler = FaultyScheduler.TestCase
 TestFaultyScheduler.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_credit_follows_the_client_and_is_said_until_it_is_heard() -> None:
+    link = welcomed()
+    (first,) = link.submit(replace(submit(), window=4), 0.2).messages
+    assert isinstance(first, Submit)
+    assert first.window == 4
+    link.handle(Outputs(7, [output(0, 1)]), 0.3)
+    assert link.taken("r", 0, 1).messages == []
+    link.handle(Outputs(7, [output(1, 2, 3, 4)]), 0.4)
+    assert link.taken("r", 0, 2).messages == [Credit("r", 1, {0: 6})]
+    assert link.taken("r", 0, 3).messages == []
+    assert link.taken("r", 0, 4).messages == [Credit("r", 1, {0: 8})]
+    assert len(link.tick(0.6).messages) == 1
+    assert link.tick(0.8).messages[1:] == [Credit("r", 1, {0: 8})]
+    link.handle(Outputs(7, [output(4, 5)]), 0.9)
+    assert len(link.tick(1.0).messages) == 1
+    (again,) = link.handle(Pulse(7, 1, 0, 0, 4096, ["r"], False), 1.1).messages
+    assert isinstance(again, Submit)
+    assert len(link.tick(1.4).messages) == 1
+
+
+def test_without_a_window_there_is_no_credit() -> None:
+    link = running()
+    link.handle(Outputs(7, [output(0, *range(7))]), 0.3)
+    assert link.taken("r", 0, 7).messages == []
