@@ -55,6 +55,7 @@ class Answer:
         }
         form = generation.message
         self._readers = {index: MessageReader(form) for index in self.choices} if form else {}
+        self._going = set(self.choices)
         self._by_request = {prompt.request: prompt for prompt in self.prompts}
 
     def __repr__(self) -> str:
@@ -64,7 +65,7 @@ class Answer:
     @property
     def finished(self) -> bool:
         """Whether nothing more is to come."""
-        return all(choice.finished for choice in self.choices.values())
+        return not self._going
 
     @property
     def _begun(self) -> bool:
@@ -87,23 +88,30 @@ class Answer:
         pieces: dict[int, list[Piece]] = defaultdict(list)
         for item in news:
             match item:
-                case Rejected():
-                    raise from_rejection(item)
                 case Output(finish=Finish.ERROR):
                     raise internal_error("request_failed")
                 case Output(finish=Finish.TIMEOUT) if not self._begun:
                     raise too_late()
+                case Output(choice=index):
+                    self._count_cached(item)
+                    if index in self._going:
+                        pieces[index].append(self._push(index, item))
                 case PromptOutput():
                     self._take_prompt(item)
-                case Output():
-                    self._count_cached(item)
-                    if not self.choices[item.choice].finished:
-                        pieces[item.choice].append(self.choices[item.choice].push(item))
+                case Rejected():
+                    raise from_rejection(item)
         joined = {index: Piece.joined(parts) for index, parts in pieces.items()}
         for index, piece in joined.items():
             if index in self._readers:
                 self._readers[index].read(piece)
         return joined
+
+    def _push(self, index: int, item: Output) -> Piece:
+        choice = self.choices[index]
+        piece = choice.push(item)
+        if choice.finished:
+            self._going.remove(index)
+        return piece
 
     def cut_choices(self, indices: Iterable[int]) -> Iterator[tuple[str, int]]:
         """Request and number of those choices that a stop string ended."""

@@ -35,9 +35,17 @@ class Piece:
     calls: list[CallDelta] = field(default_factory=list)
     """Of tools."""
 
+    @property
+    def is_text(self) -> bool:
+        """Nothing but text became certain."""
+        said = self.entries or self.reasoning or self.calls
+        return bool(self.text) and self.finish is None and not said
+
     @classmethod
     def joined(cls, pieces: "Sequence[Piece]") -> "Piece":
         """Consecutive pieces as one."""
+        if len(pieces) == 1:
+            return pieces[0]
         return cls(
             "".join(piece.text for piece in pieces),
             [entry for piece in pieces for entry in piece.entries],

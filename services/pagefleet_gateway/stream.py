@@ -41,6 +41,9 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 _encoder = msgspec.json.Encoder()
 
+_ANY_TEXT = "\0"
+_ANY_TEXT_IN_JSON = _encoder.encode(_ANY_TEXT)
+
 
 def event(content: bytes) -> bytes:
     """One event of a stream; the content is JSON, which has no line breaks."""
@@ -61,6 +64,7 @@ class Renderer:
         self._vocabulary = model.vocabulary
         self._created = created
         self._started: set[int] = set()
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}
 
     @property
     def _echoes_prompt(self) -> bool:
@@ -89,9 +93,9 @@ class Renderer:
     def events(self, pieces: Mapping[int, Piece]) -> bytes:
         """One event for each piece with anything in it, and the end if this was the last."""
         events = [
-            self._completion_chunk(index, piece)
-            if self._generation.kind == "completion"
-            else self._chat_chunk(index, piece)
+            self._text_event(index, piece.text)
+            if index in self._around_text and piece.is_text
+            else self._chunk(index, piece)
             for index, piece in pieces.items()
             if self._is_worth_an_event(index, piece)
         ]
@@ -105,9 +109,29 @@ class Renderer:
         said = piece.text or piece.reasoning or piece.calls
         return bool(said or piece.entries or piece.finish or first or shows_tokens)
 
+    def _chunk(self, index: int, piece: Piece) -> bytes:
+        if self._generation.kind == "completion":
+            chunk = self._completion_chunk(index, piece)
+        else:
+            chunk = self._chat_chunk(index, piece)
+        if index not in self._started:
+            self._started.add(index)
+            self._learn(index)
+        return chunk
+
+    def _learn(self, index: int) -> None:
+        """Keep what stands around the text in an event that says nothing but text."""
+        body = self._generation.body
+        if not (body.return_token_ids or self._generation.continuous_usage):
+            before, _, after = self._chunk(index, Piece(_ANY_TEXT)).rpartition(_ANY_TEXT_IN_JSON)
+            self._around_text[index] = before, after
+
+    def _text_event(self, index: int, text: str) -> bytes:
+        before, after = self._around_text[index]
+        return before + _encoder.encode(text) + after
+
     def _completion_chunk(self, index: int, piece: Piece) -> bytes:
         choice = self._completion_choice(index, index, piece, first=index not in self._started)
-        self._started.add(index)
         return self._event(
             Completion(
                 id=self._generation.id,
@@ -120,7 +144,6 @@ class Renderer:
 
     def _chat_chunk(self, index: int, piece: Piece) -> bytes:
         first = index not in self._started
-        self._started.add(index)
         chunk = ChatChunkChoice(
             index=index,
             delta=delta_of(piece, self._generation.id, index),

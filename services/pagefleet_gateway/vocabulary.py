@@ -51,6 +51,7 @@ class Vocabulary:
         if "ByteFallback" in steps:
             matches = {i: _BYTE_TOKEN.fullmatch(token) for token, i in tokens.items()}
             self.byte_values = {i: int(m[1], 16) for i, m in matches.items() if m is not None}
+        self._bytes: dict[int, bytes] = {}
         self._anchor, self._anchor_text = self._find_anchor(tokens.values())
         self.longest_token = max(map(len, tokens))
 
@@ -64,6 +65,12 @@ class Vocabulary:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token adds in the middle of a text; b"" for an unknown id."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._find_bytes(token_id)
+        return known
+
+    def _find_bytes(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""

@@ -168,6 +168,27 @@ def test_a_chat_stream() -> None:
     assert chunks[-1]["usage"]["completion_tokens"] == 7
 
 
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_events_of_text_alone_are_written_like_all_others(kind: str, include_usage: bool) -> None:
+    options = {"include_usage": include_usage}
+    name = '"\\u0000" \0 "text":"'
+    answer = answer_to(kind, stream=True, request_id=name, stream_options=options, n=2)
+    texts = ["first", '"\\\n\0é"', "third", "end"]
+    news = [*outputs(answer, texts), *outputs(answer, texts, 1)]
+    chunks = streamed(answer, news)
+    without_text = []
+    for chunk in chunks[: -1 if include_usage else None]:
+        (choice,) = chunk["choices"]
+        said = choice if kind == "completion" else choice["delta"]
+        if said.pop("text", said.pop("content", "")) in texts[:3]:
+            without_text.append(chunk)
+    assert without_text[0]["id"].endswith(name)
+    assert without_text[0] == without_text[1] == without_text[2]
+    assert without_text[3] == without_text[4] == without_text[5]
+    assert [chunk["choices"][0]["index"] for chunk in without_text] == [0, 0, 0, 1, 1, 1]
+
+
 @pytest.mark.parametrize("role", ["assistant", "user"])
 def test_a_chat_echoes_the_message_that_it_continues(role: str) -> None:
     messages = [{"role": "user", "content": "Well?"}, {"role": role, "content": "Once"}]
