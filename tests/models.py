@@ -8,11 +8,18 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    OPTConfig,
+    Phi3Config,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 VOCAB_SIZE = 272
@@ -82,11 +89,39 @@ VARIANTS = {
     ),
     "qwen3": Variant(Qwen3Config, {"head_dim": 32}),
 }
+"""Architectures of the native decoder."""
+
+_LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
+
+ADAPTED = {
+    "gpt2": Variant(GPT2Config, {"num_key_value_heads": 4}),
+    "opt": Variant(OPTConfig, {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 32}),
+    "gemma2": Variant(
+        Gemma2Config,
+        {
+            "head_dim": 32,
+            "sliding_window": 20,
+            "layer_types": _LAYER_TYPES,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": Variant(
+        Gemma3TextConfig, {"head_dim": 32, "sliding_window": 20, "layer_types": _LAYER_TYPES}
+    ),
+    "phi3": Variant(Phi3Config, {"sliding_window": 24}),
+    "mixtral": Variant(MixtralConfig, {"num_local_experts": 4}),
+    "qwen3-moe": Variant(
+        Qwen3MoeConfig,
+        {"head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    ),
+}
+"""Architectures that run through transformers' attention interface."""
 
 
 def make_model(name: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Save the variant `name` with random weights in Hugging Face's layout."""
-    variant = VARIANTS[name]
+    variant = (VARIANTS | ADAPTED)[name]
     config = variant.config(**(_SIZES | variant.changes | changes))
     model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)

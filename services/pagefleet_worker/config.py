@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pagefleet.manifest import CONFIG_FILE
+from pagefleet_worker.causal_model import ModelShape
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.rope import VARIANTS, Rope
 
@@ -24,42 +25,21 @@ _DEFAULT_THETA = 10000.0
 _Kind = TypeVar("_Kind")
 
 
-@dataclass(frozen=True)
-class DecoderConfig:
-    """Sizes and switches of one decoder.
-
-    windows: for each layer, how many positions up to its own a query sees; 0 means all.
-    dtype: the one the weights were saved in, as torch names it, if the config says so.
-    """
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(ModelShape):
+    """Sizes and switches of one decoder."""
 
     architecture: str
-    vocab_size: int
     hidden_size: int
     intermediate_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     norm_eps: float
     rope: Rope
     max_positions: int
-    windows: tuple[int, ...]
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
     tied_embeddings: bool
-    dtype: str | None
-
-    @property
-    def query_size(self) -> int:
-        """Width of all query heads together."""
-        return self.heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        """Width of all key heads together, and of all value heads."""
-        return self.kv_heads * self.head_dim
 
 
 def load_config(folder: Path) -> DecoderConfig:

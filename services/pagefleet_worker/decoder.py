@@ -35,6 +35,16 @@ class Decoder:
         cos_sin = config.rope.table(config.head_dim, max_positions)
         self._cos_sin = cos_sin.to(weights.embedding.device)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the weights."""
+        return self.weights.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.weights.embedding.device
+
     def hidden(self, batch: Batch, pool: Tensor) -> Tensor:
         """Run all layers over the batch; keys and values are written to the pool.
 

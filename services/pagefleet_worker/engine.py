@@ -24,7 +24,7 @@ from torch import Tensor
 from pagefleet.wire import SAMPLED, Plan, PromptLogprobs, Result, RowError, pack_ints
 from pagefleet_kernels.dispatch import Kernels
 from pagefleet_worker.batch import Batch
-from pagefleet_worker.decoder import Decoder
+from pagefleet_worker.causal_model import CausalModel
 from pagefleet_worker.draw import NO_TOKEN, Draw
 from pagefleet_worker.grammar import NO_GRAMMARS, Grammars, GuideError
 from pagefleet_worker.interface import EngineFacts
@@ -141,12 +141,12 @@ class Pending:
 
 
 class TorchEngine:
-    """Runs a decoder on one device; see `interface.Engine`."""
+    """Runs a model on one device; see `interface.Engine`."""
 
     def __init__(
         self,
         facts: EngineFacts,
-        decoder: Decoder,
+        decoder: CausalModel,
         kernels: Kernels,
         pool: Tensor,
         *,

@@ -20,13 +20,23 @@ def hf_model(folder: Path, name: str) -> ModelFiles:
         template = template.get("default")
     return ModelFiles(
         name=name,
-        config=config,
+        config=_with_common_names(config),
         tokenizer=tokenizer.backend_tokenizer,
         weights=Weights("safetensors", weights),
         special_tokens={key: str(token) for key, token in tokenizer.special_tokens_map.items()},
         chat_template=template,
         generation_config=_read_json(folder / "generation_config.json") or {},
     )
+
+
+def _with_common_names(config: dict[str, Any]) -> dict[str, Any]:
+    """Some architectures have names of their own for what others name alike: n_positions, n_ctx."""
+    from transformers import CONFIG_MAPPING
+
+    architecture = config.get("model_type")
+    own = CONFIG_MAPPING[architecture].attribute_map if architecture in CONFIG_MAPPING else {}
+    names = {name: own.get(name) for name in ("vocab_size", "max_position_embeddings")}
+    return {name: config[theirs] for name, theirs in names.items() if theirs in config} | config
 
 
 def _weight_files(folder: Path) -> tuple[str, ...]:

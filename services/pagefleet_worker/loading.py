@@ -5,6 +5,7 @@ import logging
 import time
 from array import array
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -15,7 +16,8 @@ from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet_kernels.dispatch import Kernels, select
 from pagefleet_worker.batch import Batch
-from pagefleet_worker.config import DecoderConfig, load_config
+from pagefleet_worker.causal_model import CausalModel, ModelShape
+from pagefleet_worker.config import ARCHITECTURES, DecoderConfig, load_config
 from pagefleet_worker.decoder import Decoder
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.grammar import Grammars
@@ -47,20 +49,21 @@ def load_engine(
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    manifest, config = Manifest.load(folder), load_config(folder)
+    manifest = Manifest.load(folder)
+    config = _load_config(folder, manifest)
     device = _choose_device(settings.device)
     dtype = _choose_dtype(settings.dtype, config, device)
     length = _choose_length(settings.max_model_len, manifest.max_model_len)
     kernels = select(device)
     kernels.warm_up(dtype, config.heads, config.kv_heads, config.head_dim)
 
-    def advance(loaded: int, total: int) -> None:
-        progress()
-        if loaded * 4 // total > (loaded - 1) * 4 // total:
-            _log.info("%s: %d %% of the weights are loaded", manifest.name, 100 * loaded // total)
+    decoder: CausalModel
+    if isinstance(config, DecoderConfig):
+        decoder = _load_decoder(manifest, config, dtype, device, kernels, length, progress)
+    else:
+        from pagefleet_worker.adapter_loading import load_adapted
 
-    weights = load_weights(manifest.weights, config, dtype, device, advance)
-    decoder = Decoder(config, weights, kernels, length, progress)
+        decoder = load_adapted(folder, manifest.weights, dtype, device, kernels, length, progress)
     size = choose_size(
         config, settings, dtype, device, lambda: run_full_step(decoder, settings, length)
     )
@@ -70,7 +73,7 @@ def load_engine(
     costs = {} if host_pool is None else _measure_costs(decoder, settings, length, pool, host_pool)
     facts = EngineFacts(
         fingerprint=manifest.fingerprint,
-        numerics=_numerics_class(kernels, dtype, device, settings.block_size),
+        numerics=_numerics_class(config, kernels, dtype, device, settings.block_size),
         block_size=settings.block_size,
         blocks=size.blocks,
         slots=settings.max_num_seqs,
@@ -91,8 +94,35 @@ def load_engine(
     )
 
 
+def _load_config(folder: Path, manifest: Manifest) -> ModelShape:
+    """The sizes of the model; a `DecoderConfig` where `Decoder` computes it."""
+    if manifest.architecture in ARCHITECTURES:
+        return load_config(folder)
+    from pagefleet_worker.adapter_loading import load_shape
+
+    return load_shape(folder)
+
+
+def _load_decoder(
+    manifest: Manifest,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: Kernels,
+    length: int,
+    progress: Callable[[], None],
+) -> Decoder:
+    def advance(loaded: int, total: int) -> None:
+        progress()
+        if loaded * 4 // total > (loaded - 1) * 4 // total:
+            _log.info("%s: %d %% of the weights are loaded", manifest.name, 100 * loaded // total)
+
+    weights = load_weights(manifest.weights, config, dtype, device, advance)
+    return Decoder(config, weights, kernels, length, progress)
+
+
 def _measure_costs(
-    decoder: Decoder, settings: WorkerSettings, length: int, pool: Tensor, host_pool: Tensor
+    decoder: CausalModel, settings: WorkerSettings, length: int, pool: Tensor, host_pool: Tensor
 ) -> dict[str, float]:
     """Microseconds to move a block and to compute a token: what the scheduler weighs."""
     run_full_step(decoder, settings, length)
@@ -112,7 +142,7 @@ def _measure_costs(
 
 
 @torch.inference_mode()
-def run_full_step(decoder: Decoder, settings: WorkerSettings, length: int) -> None:
+def run_full_step(decoder: CausalModel, settings: WorkerSettings, length: int) -> None:
     """Compute the largest step there can be, on a small pool of its own.
 
     It has as many tokens as a step may have, in rows of at most `length` that all share one table,
@@ -120,9 +150,8 @@ def run_full_step(decoder: Decoder, settings: WorkerSettings, length: int) -> No
     """
     tokens, block_size = settings.max_num_batched_tokens, settings.block_size
     longest = min(tokens, length)
-    embedding = decoder.weights.embedding
     blocks = -(-longest // block_size)
-    pool = make_pool(decoder.config, blocks, block_size, embedding.dtype, embedding.device)
+    pool = make_pool(decoder.config, blocks, block_size, decoder.dtype, decoder.device)
     slot = Slot(SamplingParams(max_tokens=0, seed=0), longest, array("i"), [0], b"")
     slot.table.extend(range(blocks))
     zeros = array("i", [0]) * longest
@@ -130,9 +159,9 @@ def run_full_step(decoder: Decoder, settings: WorkerSettings, length: int) -> No
         Row(number, slot, 0, zeros[: tokens - start], 0)
         for number, start in enumerate(range(0, tokens, longest))
     ]
-    hidden = decoder.hidden(Batch.of(rows, block_size, embedding.device), pool)
+    hidden = decoder.hidden(Batch.of(rows, block_size, decoder.device), pool)
     sampled = min(settings.max_num_seqs, tokens)
-    decoder.logits(hidden, torch.arange(sampled, device=embedding.device))
+    decoder.logits(hidden, torch.arange(sampled, device=decoder.device))
 
 
 def _choose_device(name: str) -> torch.device:
@@ -146,7 +175,7 @@ def _choose_device(name: str) -> torch.device:
     return device
 
 
-def _choose_dtype(name: str, config: DecoderConfig, device: torch.device) -> torch.dtype:
+def _choose_dtype(name: str, config: ModelShape, device: torch.device) -> torch.dtype:
     """What the settings say, else what the weights were saved in; a CPU has no fast float16."""
     if name != "auto":
         return _DTYPES[name]
@@ -164,7 +193,11 @@ def _choose_length(wanted: int | None, possible: int) -> int:
 
 
 def _numerics_class(
-    kernels: Kernels, dtype: torch.dtype, device: torch.device, block_size: int
+    config: ModelShape,
+    kernels: Kernels,
+    dtype: torch.dtype,
+    device: torch.device,
+    block_size: int,
 ) -> str:
     """What decides every bit of a stream beside the model; the number of threads does not.
 
@@ -177,6 +210,6 @@ def _numerics_class(
     else:
         unit = torch.cuda.get_device_name(device)
     name = str(dtype).removeprefix("torch.")
-    return (
-        f"{kernels.name} torch-{torch.__version__} {device.type}-{unit} {name} block-{block_size}"
-    )
+    native = isinstance(config, DecoderConfig)
+    library = kernels.name if native else f"{kernels.name} transformers-{version('transformers')}"
+    return f"{library} torch-{torch.__version__} {device.type}-{unit} {name} block-{block_size}"

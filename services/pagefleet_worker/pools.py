@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pagefleet.settings import WorkerSettings
-from pagefleet_worker.config import DecoderConfig
+from pagefleet_worker.causal_model import ModelShape
 from pagefleet_worker.model_files import ModelError
 
 _CPU_BYTES = 1 << 29
@@ -34,7 +34,7 @@ class PoolSize:
 
 
 def choose_size(
-    config: DecoderConfig,
+    config: ModelShape,
     settings: WorkerSettings,
     dtype: torch.dtype,
     device: torch.device,
@@ -73,7 +73,7 @@ def choose_size(
 
 
 def make_pool(
-    config: DecoderConfig, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    config: ModelShape, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """The pool, all zeros: [layers, 2, N, G, S, D]; index 0 of the second axis holds the keys."""
     shape = (config.layers, 2, blocks, config.kv_heads, block_size, config.head_dim)
