@@ -32,6 +32,11 @@ class Mailbox:
     _news: list[News] = field(default_factory=list)
     _waiter: "asyncio.Future[None] | None" = None
     _gone: bool = False
+    _due: float = 0.0
+    """When whoever waits is told that nothing came."""
+    _alarm: asyncio.TimerHandle | None = None
+    """Rings at `_due` or before: it is not set anew for every wait, of which there is one a token,
+    but goes on when it finds that it is too early."""
 
     def put(self, news: News) -> None:
         """Add to what waits."""
@@ -52,16 +57,31 @@ class Mailbox:
         if not self._news and not self._gone:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            alarm = loop.call_later(seconds, self._wake)
+            self._due = loop.time() + seconds
+            if self._alarm is None:
+                self._alarm = loop.call_at(self._due, self._ring, loop)
             try:
                 await self._waiter
             finally:
-                alarm.cancel()
                 self._waiter = None
         if self._gone:
             raise ClientGone
         news, self._news = self._news, []
         return news
+
+    def close(self) -> None:
+        """Nobody will take any more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._alarm = None
+        if self._waiter is None:
+            return
+        if loop.time() < self._due:
+            self._alarm = loop.call_at(self._due, self._ring, loop)
+        else:
+            self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -138,6 +158,7 @@ class SchedulerClient:
                 self._carry_out(self.link.submit(submit, time.monotonic()))
             yield mailbox
         finally:
+            mailbox.close()
             for submit in submits:
                 self._carry_out(self.link.abort(submit.request))
                 self._mailboxes.pop(submit.request, None)

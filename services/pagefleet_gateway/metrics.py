@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.cell_metrics import CellCollector
@@ -17,6 +17,7 @@ from pagefleet_gateway.choice import Piece
 from pagefleet_gateway.client import SchedulerClient
 from pagefleet_gateway.dashboard import Rate
 from pagefleet_gateway.record import Record
+from pagefleet_gateway.tally import CounterTally, HistogramTally
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -35,15 +36,13 @@ _WHOLE = (
 )
 _TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 
-_LABELS = ("model_name", "engine")
-
 
 class Metrics:
     """All metrics of one gateway process."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
-        self._labels = (model, "all")
+        self._labels = {"model_name": model, "engine": "all"}
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From the request to its first token.", _FIRST_TOKEN
         )
@@ -64,7 +63,7 @@ class Metrics:
         self._success = Counter(
             "vllm:request_success",
             "Choices that ended, by reason.",
-            (*_LABELS, "finished_reason"),
+            (*self._labels, "finished_reason"),
             registry=self.registry,
         )
         self.generated = Rate()
@@ -89,7 +88,7 @@ class Metrics:
 
     def watch(self, client: SchedulerClient) -> None:
         """Export what the link to the scheduler knows, as of each scrape."""
-        self.registry.register(CellCollector(client, self._labels[0]))
+        self.registry.register(CellCollector(client, self._labels["model_name"]))
 
     def answered(self, record: Record) -> None:
         """Count a request that is over, by its tenant too where it has a name."""
@@ -102,19 +101,21 @@ class Metrics:
 
     def finished(self, reason: str) -> None:
         """Count a choice that ended."""
-        self._success.labels(*self._labels, reason).inc()
+        self._success.labels(*self._labels.values(), reason).inc()
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, help: str) -> Counter:
-        metric = Counter(f"vllm:{name}", help, _LABELS, registry=self.registry)
-        return metric.labels(*self._labels)
+    def _counter(self, name: str, help: str) -> CounterTally:
+        tally = CounterTally(f"vllm:{name}", help, self._labels)
+        self.registry.register(tally)
+        return tally
 
-    def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
-        metric = Histogram(f"vllm:{name}", help, _LABELS, buckets=buckets, registry=self.registry)
-        return metric.labels(*self._labels)
+    def _histogram(self, name: str, help: str, bounds: Sequence[float]) -> HistogramTally:
+        tally = HistogramTally(f"vllm:{name}", help, self._labels, bounds)
+        self.registry.register(tally)
+        return tally
 
 
 @dataclass

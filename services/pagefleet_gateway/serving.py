@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.choice import Piece
-from pagefleet_gateway.client import ClientGone, Mailbox
+from pagefleet_gateway.client import Mailbox
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.gateway import Gateway
 from pagefleet_gateway.generation import Generation, Limits
@@ -28,9 +28,6 @@ from pagefleet_gateway.metrics import RequestTimer
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.record import Record, record_of
 from pagefleet_gateway.stream import KEEP_ALIVE, Renderer, failure
-
-UNREAD_SECONDS: Final = 60.0
-"""That a client may leave its stream unread before it counts as gone."""
 
 _MAX_NAMES: Final = 16
 
@@ -153,13 +150,8 @@ async def _start(send: Send, content_type: bytes, headers: _Headers) -> None:
 
 
 async def _send_part(send: Send, content: bytes) -> None:
-    if not content:
-        return
-    try:
-        async with asyncio.timeout(UNREAD_SECONDS):
-            await send({"type": "http.response.body", "body": content, "more_body": True})
-    except TimeoutError:
-        raise ClientGone from None
+    if content:
+        await send({"type": "http.response.body", "body": content, "more_body": True})
 
 
 @asynccontextmanager
