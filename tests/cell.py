@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import (
+    PROTOCOL,
     Abort,
     ChoiceState,
     Finish,
-    GatewayBeat,
+    GatewayHello,
     Join,
     Logprobs,
     Output,
@@ -130,14 +131,15 @@ class Cell:
 
     def assert_idle(self) -> None:
         """Everybody got an answer, and every block is free."""
-        assert not [client for client in self.clients.values() if client.open]
+        open_ones = [name for name, client in self.clients.items() if client.open]
+        assert not open_ones, repr(self.scheduler)
         assert not self.scheduler.requests
         for planner in self.scheduler.placement.planners:
             assert planner.pool.held == 0
             assert not planner.flights
 
     def _handle(self, *events: Arrived | Lost) -> None:
-        beat = Arrived(GATEWAY, GatewayBeat([]))
+        beat = Arrived(GATEWAY, GatewayHello(PROTOCOL))
         for send in self.scheduler.handle([*events, beat], self.now):
             match send.message:
                 case Join():

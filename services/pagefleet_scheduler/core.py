@@ -26,12 +26,14 @@ from pagefleet.wire import (
     GatewayBeat,
     GatewayBye,
     GatewayHello,
+    Inspect,
     Join,
     Pulse,
     Reason,
     Refused,
     Rejected,
     Result,
+    Snapshot,
     Submit,
     ToScheduler,
     Welcome,
@@ -40,13 +42,14 @@ from pagefleet.wire import (
     WorkerHello,
     unpack_ints,
 )
-from pagefleet_scheduler.flights import ResultError
+from pagefleet_scheduler.flights import ResultError, keep
 from pagefleet_scheduler.liveness import Worker
 from pagefleet_scheduler.outbox import Outbox, Send
 from pagefleet_scheduler.placement import Placement
 from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.requests import Requests
 from pagefleet_scheduler.sequence import Request, Sequence
+from pagefleet_scheduler.snapshot import take_snapshot
 
 GATEWAY_LEASE = 2.0
 """Seconds without a word after which a gateway's requests are dropped."""
@@ -167,11 +170,16 @@ class Scheduler:
                 self._gateway_beat(peer, message)
             case WorkerBeat():
                 self._worker_beat(peer, message)
+            case Inspect():
+                self.outbox.send(peer, self._snapshot(message))
             case GatewayHello():
                 self._gateway_hello(peer, message)
             case WorkerHello():
                 self._worker_hello(peer, message)
-            case GatewayBye() | WorkerBye():
+            case WorkerBye():
+                if worker and worker.planner.epoch == message.epoch:
+                    self._drop_worker(peer)
+            case GatewayBye():
                 self._lose(peer)
 
     def _lose(self, peer: bytes) -> None:
@@ -193,6 +201,10 @@ class Scheduler:
     def _gateway_beat(self, peer: bytes, beat: GatewayBeat) -> None:
         self._gateways[peer] = self._now
         unknown = []
+        listed = {line.request for line in beat.open}
+        for request in self.requests.of(peer):
+            if request.id not in listed:
+                self.requests.forget(request)
         for line in beat.open:
             request = self.requests.get(line.request)
             if request is None or request.attempt != line.attempt:
@@ -221,6 +233,10 @@ class Scheduler:
             stalled=self.stalled,
             engines=[worker.stats() for worker in self._workers.values()],
         )
+
+    def _snapshot(self, inspect: Inspect) -> Snapshot:
+        workers = {worker.number: worker.planner for worker in self._workers.values()}
+        return take_snapshot(self.epoch, inspect, workers, self.placement, self._now)
 
     @property
     def stalled(self) -> bool:
@@ -301,7 +317,10 @@ class Scheduler:
                     peer, Refused("You serve another model than the workers of this cell.")
                 )
                 return
-        if peer in self._workers:
+        if worker := self._workers.get(peer):
+            if worker.may_not_know(self._now):
+                self._let_in(peer, worker)
+                return
             self._drop_worker(peer)
         self._joined += 1
         planner = Planner(
@@ -315,12 +334,22 @@ class Scheduler:
         worker = Worker(self._joined - 1, planner, heard=self._now, progressed=self._now)
         self._workers[peer] = worker
         self.placement.planners.append(planner)
-        self.outbox.send(peer, Join(planner.epoch))
+        self._let_in(peer, worker)
+
+    def _let_in(self, peer: bytes, worker: Worker) -> None:
+        """Tell a worker its epoch, again if need be, with all that was ordered under it."""
+        self.outbox.send(peer, Join(worker.planner.epoch))
+        for flight in worker.planner.flights:
+            self.outbox.send(peer, flight.plan)
 
     def _worker_beat(self, peer: bytes, beat: WorkerBeat) -> None:
         worker = self._workers.get(peer)
-        if worker is None or worker.planner.epoch != beat.epoch:
+        if worker is None:
             self.outbox.send(peer, Fence("You are not, or no longer, of this cell."))
+            return
+        if worker.planner.epoch != beat.epoch:
+            if worker.may_not_know(self._now):
+                self._let_in(peer, worker)
             return
         worker.beat(beat, self._now)
         try:
@@ -343,16 +372,19 @@ class Scheduler:
         if worker is None or worker.planner.epoch != result.epoch:
             self.dropped_results += 1
             return
-        if worker.planner.flights and result.step < worker.planner.flights[0].plan.step:
+        worker.confirmed = True
+        flights = worker.planner.flights
+        if not flights or result.step < flights[0].plan.step:
             self.dropped_results += 1
             return
         try:
-            accepted = worker.planner.accept(result)
+            keep(result, flights)
+            while flights and (oldest := flights[0].result):
+                self.requests.accept(worker.planner.accept(oldest))
         except ResultError as error:
             self._fence(peer, f"Your result is void: {error}.")
             return
         self._progressed = worker.progressed = self._now
-        self.requests.accept(accepted)
 
     # --- time and steps -------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Steps that are under way: what was ordered, kept until its result says what came of it."""
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pagefleet.wire import Logprobs, Plan, PromptLogprobs, Result, unpack_ints
@@ -33,6 +34,8 @@ class Flight:
     rows: list[PlannedRow]
     sent: float = 0.0
     repeated: bool = False
+    result: Result | None = None
+    """It came before that of the step before."""
 
     def landed(
         self, result: Result
@@ -56,6 +59,19 @@ class Flight:
             landed.append((row, tokens[at : at + row.samples], pieces))
             at += row.samples
         return landed
+
+
+def keep(result: Result, flights: Iterable[Flight]) -> None:
+    """Keep a result with its step until those of the steps before are there.
+
+    Raises:
+        ResultError: it answers none of the steps.
+    """
+    for flight in flights:
+        if flight.plan.step == result.step:
+            flight.result = result
+            return
+    raise ResultError(f"step {result.step} was not ordered")
 
 
 @dataclass(frozen=True, slots=True)

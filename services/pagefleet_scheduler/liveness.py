@@ -34,9 +34,16 @@ class Worker:
     slowest: float = 0.0
     """Seconds between two advances of its progress, at most, while busy."""
     busy: bool = False
+    confirmed: bool = False
+    """Something was heard that it said under its epoch."""
+
+    def may_not_know(self, now: float) -> bool:
+        """Whether it was let in a moment ago, and what it says may be older than that."""
+        return not self.confirmed and now - self.progressed <= WORKER_SILENCE
 
     def beat(self, beat: WorkerBeat, now: float) -> None:
         """Note how far the computing thread is."""
+        self.confirmed = True
         if beat.progress != self.progress or not beat.busy:
             if self.busy:
                 self.slowest = max(self.slowest, now - self.progressed)

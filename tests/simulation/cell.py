@@ -51,6 +51,8 @@ class Scenario:
     budget: int = 16
     lookahead: bool = True
     caching: bool = True
+    drafts: int = 0
+    host_blocks: int = 0
     step_seconds: tuple[float, float] = (0.002, 0.02)
     latency: Latency = field(default_factory=Latency)
 
@@ -168,7 +170,11 @@ class Cell:
         self.world.tell(name, "starts")
         if name == SCHEDULER:
             self.running[name] = SchedulerProcess(
-                self.network, number, lookahead=scenario.lookahead, caching=scenario.caching
+                self.network,
+                number,
+                lookahead=scenario.lookahead,
+                caching=scenario.caching,
+                drafts=scenario.drafts,
             )
         elif name.startswith("gateway"):
             self.running[name] = GatewayProcess(self.network, name, number)
@@ -188,6 +194,9 @@ class Cell:
             max_model_len=LONGEST,
             max_batched_tokens=scenario.budget,
             vocab_size=200,
+            host_blocks=scenario.host_blocks,
+            swap_micros=1.0,
+            compute_micros=1.0,
         )
 
     def _step_seconds(self) -> Callable[[], float]:
@@ -237,7 +246,7 @@ class Cell:
                     if process.link.open_requests:
                         return f"open requests in {process.link!r}"
                 case WorkerProcess():
-                    if process.membership.busy:
+                    if process.membership.busy and process.membership.epoch is not None:
                         return f"{process.membership!r} computes"
         return None
 

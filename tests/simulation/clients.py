@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pagefleet.params import SamplingParams
+from pagefleet.params import Guide, SamplingParams
 from pagefleet.wire import (
     ChoiceState,
     Finish,
@@ -149,6 +149,7 @@ FORMS: dict[str, dict[str, object]] = {
     "logprobs": {"logprobs": 2, "prompt_logprobs": 1},
     "beam": {"choices": 2, "beam_width": 2, "eos_token_ids": (3,), "logprobs": 1},
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 2, "top_k": 9},
+    "guided": {"guide": Guide("start: /[a-z]{2,9}( [a-z]+)?/"), "eos_token_ids": (3,)},
     "prompt only": {"max_tokens": 0, "prompt_logprobs": 0},
 }
 """What the kinds of requests have of their own."""

@@ -86,7 +86,6 @@ class Stick(Fault):
         if (process := cell.running.get(self.target)) is not None:
             cell.world.tell(self.target, f"computes nothing for {self.seconds:.2f} s")
             process.stuck_until = cell.world.now + self.seconds  # type: ignore[attr-defined]
-            cell.hold(self.seconds)
 
 
 @dataclass(frozen=True, slots=True)

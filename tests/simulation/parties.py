@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from pagefleet.wire import Message, Plan, Result, RowError, WorkerHello
+from pagefleet.wire import Message, Plan, Result, RowError
 from pagefleet_gateway.link import BEAT_SECONDS, Reaction, SchedulerLink
 from pagefleet_scheduler.core import Arrived, Lost, Scheduler
 from pagefleet_worker.echo import EchoEngine
@@ -28,7 +28,7 @@ TICK_SECONDS = 0.05
 class SchedulerProcess(Process):
     """`pagefleet_scheduler.server` around the real core, which checks its invariants."""
 
-    def __init__(self, network: Network, incarnation: int, **options: bool) -> None:
+    def __init__(self, network: Network, incarnation: int, **options: int) -> None:
         super().__init__(network.world, SCHEDULER, incarnation)
         self.core = Scheduler(self.world.random.getrandbits(55) << 7, check=True, **options)
         self._network = network
@@ -122,7 +122,7 @@ class WorkerProcess(Process):
         step_seconds: Callable[[], float],
     ) -> None:
         super().__init__(network.world, name, incarnation)
-        self.membership = Membership(_hello(facts, incarnation))
+        self.membership = Membership(facts.hello("host", 1000 + incarnation, incarnation))
         self.failures: deque[str] = deque()
         """What is to go wrong in its next steps: an exception, an error of the first row, or a
         wrong token that nothing announces."""
@@ -208,7 +208,3 @@ class WorkerProcess(Process):
         self._computing = False
         self._carry_out(self.membership.computed(plan, result))
         self._turn()
-
-
-def _hello(facts: EngineFacts, incarnation: int) -> WorkerHello:
-    return facts.hello("host", pid=1000 + incarnation, started=incarnation)

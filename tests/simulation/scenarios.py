@@ -44,6 +44,8 @@ def random_scenario(seed: int) -> Scenario:
     faults = [
         random_fault(draw, peers, len(wishes)) for _ in range(draw.choice([0, 1, 1, 2, 2, 3, 4]))
     ]
+    if draw.random() < 0.4:
+        faults += bad_weather(draw)
     most = draw.choice([0.001, 0.001, 0.01, 0.1])
     return Scenario(
         seed=seed,
@@ -56,9 +58,20 @@ def random_scenario(seed: int) -> Scenario:
         budget=draw.choice([3, 8, 32]),
         lookahead=draw.random() < 0.8,
         caching=draw.random() < 0.8,
+        drafts=draw.choice([0, 0, 3]),
+        host_blocks=draw.choice([0, 0, 12]),
         step_seconds=(0.002, draw.choice([0.01, 0.05])),
         latency=Latency(most / 10, most),
     )
+
+
+def bad_weather(draw: random.Random) -> list[Fault]:
+    """All messages may be dropped, repeated and overtaken by others for a while."""
+    seconds = draw.choice([0.05, 0.6, 2.0])
+    return [
+        Mangle(0.0, Mangling(how, None, draw.uniform(0.0, 0.2), 10_000, seconds=seconds), TROUBLE)
+        for how in ("drop", "repeat", "delay")
+    ]
 
 
 def random_fault(draw: random.Random, peers: list[str], requests: int) -> Fault:

@@ -90,7 +90,7 @@ class Process:
     def die(self) -> None:
         """Be gone at once, and some of what was sent last with it."""
         self.died = self.world.now
-        self.missed_from = self.died + self.world.random.choice([0.0, self.world.random.random()])
+        self.missed_from = self.died + self.world.random.choice([0.0, 0.5, inf])
         self.mute_after = self.died - self.world.random.uniform(0, 0.002)
         self.world.tell(self.name, "dies")
 

@@ -130,14 +130,14 @@ def test_min_tokens_holds_a_stop_token_back(cell: Cell) -> None:
 def test_requests_wait_for_a_worker_but_not_for_ever(cell: Cell) -> None:
     assert cell.submit() == []
     cell.now += 1
-    cell.tell(b"g", GatewayBeat([]))
+    cell.tell(b"g", GatewayHello(PROTOCOL))
     cell.join()
     assert len(cell.plans()) == 2
     other = Cell()
     other.submit()
     for _ in range(20):
         other.now += 1.9
-        other.tell(b"g", GatewayBeat([]))
+        other.tell(b"g", GatewayHello(PROTOCOL))
     rejected = [m for _, m in other.sent if isinstance(m, Rejected)]
     assert [m.reason for m in rejected] == [Reason.NO_WORKER]
     assert not other.scheduler.requests
@@ -160,7 +160,7 @@ def test_what_no_worker_can_hold_keeps_nobody_waiting(cell: Cell) -> None:
     for _ in range(160):
         cell.now += 0.2
         cell.tell(b"w", WorkerBeat(epoch, int(cell.now * 10), True))
-        cell.tell(b"g", GatewayBeat([]))
+        cell.tell(b"g", GatewayHello(PROTOCOL))
     rejected = [m for _, m in cell.sent if isinstance(m, Rejected)]
     assert [(m.request, m.reason) for m in rejected] == [("long", Reason.TOO_LONG)]
 
@@ -234,16 +234,16 @@ def test_a_stream_stays_with_workers_that_compute_the_same_bits(cell: Cell) -> N
     assert any(list(unpack_ints(plan.tokens))[-1] == 50 for plan in cell.plans(b"other"))
 
 
-@pytest.mark.parametrize("farewell", [WorkerBye(0), None])
-def test_the_last_worker_leaves_and_comes_back(cell: Cell, farewell: WorkerBye | None) -> None:
+@pytest.mark.parametrize("says_goodbye", [True, False])
+def test_the_last_worker_leaves_and_comes_back(cell: Cell, says_goodbye: bool) -> None:
     old = cell.join()
     cell.submit()
     cell.answer(cell.plans()[0], 50)
-    if farewell is None:
-        cell.now += 2.5
-        cell.tell(b"g", GatewayBeat([]))
+    if says_goodbye:
+        cell.tell(b"w", WorkerBye(old))
     else:
-        cell.tell(b"w", farewell)
+        cell.now += 2.5
+        cell.tell(b"g", GatewayHello(PROTOCOL))
     assert cell.tell(b"w", WorkerBeat(old, 1, False))[0] == Fence(
         "You are not, or no longer, of this cell."
     )
@@ -253,13 +253,50 @@ def test_the_last_worker_leaves_and_comes_back(cell: Cell, farewell: WorkerBye |
     assert list(unpack_ints(cell.plans()[-2].tokens))[-1] == 50
 
 
+def test_a_worker_that_says_hello_twice_before_it_hears_an_answer(cell: Cell) -> None:
+    cell.submit()
+    first = cell.join()
+    orders = cell.plans()
+    assert cell.join() == first
+    assert cell.plans() == orders * 2
+    cell.tell(b"w", WorkerBeat(first, 0, False))
+    second = cell.join()
+    assert second != first
+    assert cell.tell(b"w", WorkerBeat(first, 0, True))[0] == Join(second)
+    cell.tell(b"w", WorkerBeat(second, 0, False))
+    assert cell.tell(b"w", WorkerBeat(first, 0, True)) == []
+    assert cell.tell(b"w", WorkerBye(first)) == []
+    assert cell.scheduler.placement.running == 1
+
+
+def test_a_result_that_overtakes_another_waits_for_it(cell: Cell) -> None:
+    cell.join()
+    cell.submit()
+    first, second = cell.plans()
+    cell.answer(second, 51)
+    assert cell.outputs() == []
+    cell.answer(first, 50)
+    assert cell.outputs() == [(0, 0, [50], None), (0, 1, [51], None)]
+    for again in (first, second):
+        assert cell.answer(again, 99) == []
+    assert cell.scheduler.dropped_results == 2
+
+
+def test_what_a_gateway_no_longer_has_open_is_dropped(cell: Cell) -> None:
+    cell.join()
+    cell.submit("left")
+    cell.submit("open")
+    cell.tell(b"g", GatewayBeat([OpenRequest("open", 0, {0: 0})]))
+    assert [request.id for request in cell.scheduler.requests] == ["open"]
+
+
 def test_a_busy_worker_without_progress_is_fenced(cell: Cell) -> None:
     epoch = cell.join()
     cell.submit()
     for _ in range(15):
         cell.now += 0.2
         cell.tell(b"w", WorkerBeat(epoch, 5, True))
-        cell.tell(b"g", GatewayBeat([]))
+        cell.tell(b"g", GatewayHello(PROTOCOL))
     assert any(isinstance(message, Fence) for _, message in cell.sent)
 
 
@@ -269,7 +306,7 @@ def test_a_slow_worker_with_progress_is_not_fenced(cell: Cell) -> None:
     for count in range(30):
         cell.now += 0.2
         cell.tell(b"w", WorkerBeat(epoch, count, True))
-        cell.tell(b"g", GatewayBeat([]))
+        cell.tell(b"g", GatewayHello(PROTOCOL))
     assert not any(isinstance(message, Fence) for _, message in cell.sent)
 
 
@@ -423,7 +460,7 @@ def test_a_choice_pauses_when_its_credit_is_used(cell: Cell) -> None:
     for _ in range(3):
         cell.now += 1.0
         cell.tell(b"w", WorkerBeat(epoch, 0, False))
-        pulse = cell.tell(b"g", GatewayBeat([]))[-1]
+        pulse = cell.tell(b"g", GatewayBeat([OpenRequest("r", 0, {0: 2})]))[-1]
         assert isinstance(pulse, Pulse)
         assert not pulse.stalled
     cell.tell(b"g", Credit("r", 0, {0: 4}))
