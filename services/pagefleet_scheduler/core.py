@@ -26,14 +26,12 @@ from pagefleet.wire import (
     GatewayBeat,
     GatewayBye,
     GatewayHello,
-    Inspect,
     Join,
     Pulse,
     Reason,
     Refused,
     Rejected,
     Result,
-    Snapshot,
     Submit,
     ToScheduler,
     Welcome,
@@ -49,7 +47,6 @@ from pagefleet_scheduler.placement import Placement
 from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.requests import Requests
 from pagefleet_scheduler.sequence import Request, Sequence
-from pagefleet_scheduler.snapshot import take_snapshot
 
 GATEWAY_LEASE = 2.0
 """Seconds without a word after which a gateway's requests are dropped."""
@@ -170,8 +167,6 @@ class Scheduler:
                 self._gateway_beat(peer, message)
             case WorkerBeat():
                 self._worker_beat(peer, message)
-            case Inspect():
-                self.outbox.send(peer, self._snapshot(message))
             case GatewayHello():
                 self._gateway_hello(peer, message)
             case WorkerHello():
@@ -233,10 +228,6 @@ class Scheduler:
             stalled=self.stalled,
             engines=[worker.stats() for worker in self._workers.values()],
         )
-
-    def _snapshot(self, inspect: Inspect) -> Snapshot:
-        workers = {worker.number: worker.planner for worker in self._workers.values()}
-        return take_snapshot(self.epoch, inspect, workers, self.placement, self._now)
 
     @property
     def stalled(self) -> bool:
