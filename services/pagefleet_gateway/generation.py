@@ -8,7 +8,6 @@ Understanding a body tokenizes, so it is not for the event loop. Whatever is not
 an `ApiError`: 400 that names the field, or 404 for a model that is not served.
 """
 
-import hashlib
 import secrets
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
@@ -31,6 +30,7 @@ from pagefleet_gateway.prompts import (
 from pagefleet_gateway.reasoning import THINKS_AT_ONCE
 from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody
 from pagefleet_gateway.structured import Structure, structure_of
+from pagefleet_gateway.tenants import prefix_salt
 from pagefleet_gateway.tools import ToolUse, tool_use
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
@@ -214,21 +214,6 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
 
 def _name(body: GenerationBody, limits: Limits) -> str:
     return body.request_id or limits.request_id or uuid4().hex
-
-
-def prefix_salt(key: bytes | None, cache_salt: str | None) -> bytes:
-    """What separates tenants in the prefix cache: SHA-256 over tagged, length-prefixed fields.
-
-    Empty without key and salt: then all share.
-    """
-    named = [(b"key", key), (b"cache_salt", cache_salt and cache_salt.encode())]
-    fields = [(tag, value) for tag, value in named if value]
-    if not fields:
-        return b""
-    digest = hashlib.sha256(b"pagefleet prefix salt, version 1;")
-    for tag, content in fields:
-        digest.update(tag + len(content).to_bytes(8, "big") + content)
-    return digest.digest()
 
 
 def _room(

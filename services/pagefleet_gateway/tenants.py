@@ -215,6 +215,21 @@ def key_digest(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()
 
 
+def prefix_salt(key: bytes | None, cache_salt: str | None) -> bytes:
+    """What separates tenants in the prefix cache: SHA-256 over tagged, length-prefixed fields.
+
+    Empty without key and salt: then all share.
+    """
+    named = [(b"key", key), (b"cache_salt", cache_salt and cache_salt.encode())]
+    fields = [(tag, value) for tag, value in named if value]
+    if not fields:
+        return b""
+    digest = hashlib.sha256(b"pagefleet prefix salt, version 1;")
+    for tag, content in fields:
+        digest.update(tag + len(content).to_bytes(8, "big") + content)
+    return digest.digest()
+
+
 def _stamp(file: Path) -> tuple[int, int]:
     status = file.stat()
     return status.st_mtime_ns, status.st_ino

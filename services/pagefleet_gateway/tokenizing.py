@@ -19,6 +19,7 @@ from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.parsing import parse
 from pagefleet_gateway.prompts import chat_prompt, check_vocabulary, encode
 from pagefleet_gateway.schema import ChatBody, ChatMessage, TokenId
+from pagefleet_gateway.tools import Tools, tool_use
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -27,6 +28,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -106,8 +108,11 @@ def detokenize(content: bytes, model: ServedModel, max_model_len: int) -> Detoke
     return Detokenized(model.tokenizer.decode(body.tokens, skip_special_tokens=False))
 
 
+_OF_CHATS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+
+
 def _text_tokens(body: TokenizeBody, model: ServedModel) -> list[int]:
-    for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+    for name in _OF_CHATS:
         if getattr(body, name):
             raise bad_request(f"{name} needs messages.", name)
     (tokens,) = encode([body.prompt or ""], "prompt", model, body.add_special_tokens is not False)
@@ -115,6 +120,7 @@ def _text_tokens(body: TokenizeBody, model: ServedModel) -> list[int]:
 
 
 def _chat_tokens(body: TokenizeBody, model: ServedModel) -> list[int]:
+    shown = tool_use(body.tools, "required", True, None).shown if body.tools else None
     return chat_prompt(
         ChatBody(
             messages=body.messages or [],
@@ -124,4 +130,5 @@ def _chat_tokens(body: TokenizeBody, model: ServedModel) -> list[int]:
             chat_template_kwargs=body.chat_template_kwargs,
         ),
         model,
+        shown,
     )

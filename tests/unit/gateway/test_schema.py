@@ -14,12 +14,12 @@ from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.generation import (
     Generation,
     Limits,
-    prefix_salt,
     understand_chat,
     understand_completion,
 )
 from pagefleet_gateway.parsing import MAX_FIELDS, parse
 from pagefleet_gateway.schema import UNSUPPORTED, ChatBody, CompletionBody
+from pagefleet_gateway.tenants import prefix_salt
 from tests.unit.gateway.served import echo_model
 
 LIMITS = Limits(max_model_len=100)

@@ -38,6 +38,14 @@ def test_a_conversation_has_the_ids_that_a_chat_has(fields: dict[str, Any]) -> N
     assert tokenized(messages=HELLO, **fields).tokens == chat.prompts[0]
 
 
+def test_tools_that_the_template_does_not_know_change_nothing() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    assert tokenized(messages=HELLO, tools=tools) == tokenized(messages=HELLO)
+    with pytest.raises(ApiError) as caught:
+        tokenized(messages=HELLO, tools=tools * 2)
+    assert caught.value.param == "tools"
+
+
 @given(text=st.text(max_size=40))
 def test_there_and_back(text: str) -> None:
     tokens = tokenized(prompt=text).tokens
@@ -57,6 +65,7 @@ def test_special_tokens_are_text() -> None:
         ({"prompt": "a", "messages": HELLO}, "prompt"),
         ({"prompt": ["a"]}, "prompt"),
         ({"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"messages": []}, "messages"),
         ({"messages": HELLO, "add_special_tokens": True}, "add_special_tokens"),
         ({"messages": HELLO, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
