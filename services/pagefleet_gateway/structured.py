@@ -3,7 +3,8 @@
 Whatever form it comes in (JSON schema, regex, choice, EBNF), the worker gets a grammar in
 llguidance's notation (`params.Guide`). It is compiled here first, with the worker's library and
 limits but over a vocabulary of bytes, so that what no worker could follow is a 400 that names the
-field: what is malformed, what is not supported, what no text can satisfy, what is too large.
+field: what is malformed, what is not supported, what no text can satisfy, what is too large to
+begin. (What becomes too large later ends its request, in the worker.)
 
 JSON may have a line break and some spaces where JSON allows space, and no more: else a weak model
 could write nothing but spaces until its tokens are used up.
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from pagefleet.params import MAX_GRAMMAR_CHARACTERS, Guide
+from pagefleet.params import MAX_GRAMMAR_CHARACTERS, MAX_GRAMMAR_ITEMS, Guide
 from pagefleet_gateway.errors import ApiError, bad_request
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ MAX_CHOICES: Final = 4096
 
 _JSON_SPACE: Final = r"\n?[ \t]{0,40}"
 _KINDS: Final = ("json", "regex", "choice", "grammar")
+_LITERAL: Final = frozenset(" !',:;=@_")
+"""Punctuation that means itself in a regex."""
+
 _MAX_REASON: Final = 300
 
 Schema = dict[str, Any]
@@ -121,11 +125,14 @@ def checked(grammar: str, field: str) -> Structure:
     Raises:
         ApiError: 400 that names the field, whose first part is its name in the body.
     """
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLParserLimits
 
     if len(grammar) > MAX_GRAMMAR_CHARACTERS:
         raise _refused(field, f"it has more than {MAX_GRAMMAR_CHARACTERS} characters")
-    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0)
+    limits = LLParserLimits(step_max_items=MAX_GRAMMAR_ITEMS)
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=limits)
+    matcher.compute_bitmask()
+    matcher.try_consume_tokens(matcher.compute_ff_tokens())
     matcher.compute_bitmask()
     if matcher.is_error():
         raise _refused(field, _reason(matcher.get_error()))
@@ -157,11 +164,17 @@ def _of_outputs(outputs: StructuredOutputs) -> Structure:
     if outputs.regex is not None:
         return checked(grammar_from("regex", outputs.regex), field)
     if outputs.choice is not None:
-        return checked(grammar_from("choice", json.dumps(outputs.choice)), field)
+        texts = "|".join(map(_literally, outputs.choice))
+        return checked(grammar_from("regex", texts), field)
     try:
         return checked(grammar_from("grammar", outputs.grammar or ""), field)
     except ValueError as error:
         raise _refused(field, str(error)) from error
+
+
+def _literally(text: str) -> str:
+    """A regex of this one text."""
+    return "".join(c if c.isalnum() or c in _LITERAL else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 class _Bytes:

@@ -19,11 +19,12 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from pagefleet.manifest import TOKENIZER_FILE, Manifest
-from pagefleet.params import Guide
+from pagefleet.params import MAX_GRAMMAR_ITEMS, Guide
 from pagefleet.wire import Open
 
 if TYPE_CHECKING:
@@ -148,15 +149,24 @@ class Grammars:
         """
         return Guided(self.prepare(guide).result().deep_copy(), self._ends, guide.to_end)
 
-    def _compile(self, grammar: str) -> "LLMatcher":
-        from llguidance import LLMatcher
+    def warm_up(self) -> None:
+        """Make the tokenizer now: at the first guide, it would hold the GIL for up to a second."""
+        with suppress(GuideError):
+            self._thread.submit(self._made_tokenizer).result()
 
+    def _made_tokenizer(self) -> "LLTokenizer":
         if self._tokenizer is None:
             try:
                 self._tokenizer = self._build()
             except ValueError as error:
                 raise GuideError(f"the model's tokenizer cannot be guided: {error}") from error
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        return self._tokenizer
+
+    def _compile(self, grammar: str) -> "LLMatcher":
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(step_max_items=MAX_GRAMMAR_ITEMS)
+        matcher = LLMatcher(self._made_tokenizer(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise _failure(matcher)
         return matcher

@@ -83,13 +83,15 @@ def load_engine(
         host_blocks=0 if host_pool is None else host_pool.shape[2],
         **costs,
     )
+    grammars = Grammars.load(folder, manifest)
+    grammars.warm_up()
     return TorchEngine(
         facts,
         decoder,
         kernels,
         pool,
         settle_at_once=device.type == "cpu",
-        grammars=Grammars.load(folder, manifest),
+        grammars=grammars,
         host_pool=host_pool,
     )
 

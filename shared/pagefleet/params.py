@@ -21,6 +21,9 @@ MAX_CANDIDATES = 128
 MAX_GRAMMAR_CHARACTERS = 1 << 18
 """Longest grammar of a guide."""
 
+MAX_GRAMMAR_ITEMS = 10_000
+"""Parser items that a guide may take for one token: what is ambiguous beyond reason is refused."""
+
 
 class Guide(msgspec.Struct, array_like=True, frozen=True):
     """A grammar that every answer obeys: a choice may end only where its text is complete."""

@@ -83,6 +83,11 @@ def deep(levels: int) -> dict[str, Any]:
     return schema
 
 
+def wide(width: int) -> dict[str, Any]:
+    names = [f"field {number}" for number in range(width)]
+    return {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -95,6 +100,7 @@ def deep(levels: int) -> dict[str, Any]:
         ({"response_format": json_schema(deep(300))}, "recursion"),
         ({"response_format": json_schema({"$ref": "http://a/b"})}, "http://a/b"),
         ({"response_format": json_schema({"$ref": "#"})}, "no text"),
+        ({"response_format": json_schema(wide(1500))}, "items"),
         (
             {"response_format": json_schema({"type": "string", "minLength": 2, "maxLength": 1})},
             "minLength",
@@ -136,6 +142,14 @@ def test_what_contradicts_a_grammar_is_refused(contradiction: dict[str, Any]) ->
     with pytest.raises(ApiError, match=r"does not go with structured_outputs") as caught:
         completion(structured_outputs={"regex": "a+"}, **contradiction)
     assert caught.value.param == next(iter(contradiction))
+
+
+def test_a_long_choice_is_one_of_its_texts() -> None:
+    texts = [f'Number {number} is a/[b] "choice".\n' for number in range(3000)]
+    guide = completion(structured_outputs={"choice": texts}).params.guide
+    assert guide is not None
+    assert all(accepts(guide.grammar, text) for text in texts[::500])
+    assert not accepts(guide.grammar, texts[5][:-1])
 
 
 def test_workers_follow_what_the_gateway_takes() -> None:
