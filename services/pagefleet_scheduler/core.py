@@ -148,8 +148,7 @@ class Scheduler:
             assert request.gateway in self._gateways
 
     def _arrived(self, peer: bytes, message: ToScheduler) -> None:
-        if worker := self._workers.get(peer):
-            worker.heard = self._now
+        worker = self._workers.get(peer)
         if peer in self._gateways:
             self._gateways[peer] = self._now
         match message:
@@ -363,7 +362,7 @@ class Scheduler:
         if worker is None or worker.planner.epoch != result.epoch:
             self.dropped_results += 1
             return
-        worker.confirmed = True
+        worker.confirmed, worker.heard = True, self._now
         flights = worker.planner.flights
         if not flights or result.step < flights[0].plan.step:
             self.dropped_results += 1

@@ -29,6 +29,7 @@ class Worker:
     """Tells the workers of this scheduler apart."""
     planner: Planner
     heard: float
+    """When it last said something under its epoch."""
     progressed: float
     progress: int = 0
     slowest: float = 0.0
@@ -43,7 +44,7 @@ class Worker:
 
     def beat(self, beat: WorkerBeat, now: float) -> None:
         """Note how far the computing thread is."""
-        self.confirmed = True
+        self.confirmed, self.heard = True, now
         if beat.progress != self.progress or not beat.busy:
             if self.busy:
                 self.slowest = max(self.slowest, now - self.progressed)
