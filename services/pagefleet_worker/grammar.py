@@ -8,9 +8,9 @@ whatever its slot does not.
 
 The library is llguidance (Earley parser over derivatives of regular expressions; lexer states made
 as they are met). `benchmarks/structured.py` compares it with xgrammar on a vocabulary of 49,152:
-xgrammar's masks are cheaper (3 to 19 against 5 to 100 microseconds in the median), because it
-prepares them when it compiles, which takes 3 to 35 ms where llguidance takes 0.3 to 1.5; from the
-first byte of a schema to the last token of its text llguidance needs less in five grammars of six.
+xgrammar's masks are cheaper (1 to 17 against 5 to 98 microseconds in the median), because it
+prepares them when it compiles, which takes 3 to 33 ms for schemas, regexes and choices where
+llguidance takes 0.3 to 1.5; with the masks of a whole text, llguidance needs less in five of six.
 It also bounds the work of a hostile grammar by fuel, counted and not timed, needs neither torch nor
 transformers, so that the gateway refuses exactly what the worker would, and lets go of the GIL.
 """

@@ -20,6 +20,7 @@ from pagefleet_gateway.stream import Renderer
 from pagefleet_gateway.template import ChatTemplate
 from pagefleet_worker.grammar import Grammars
 from tests.byte_grammars import byte_grammars
+from tests.schemas import random_schema
 from tests.unit.gateway.served import echo_model
 
 TEMPLATE = (
@@ -237,6 +238,20 @@ def test_required_calls_are_valid_whatever_the_model_wants(parallel: bool) -> No
             jsonschema.validate(arguments, schemas[call["function"]["name"]])
         same(streamed(chat(served, tools=tools, stream=True, **fields), text), choice)
     assert seen == {"weather", "nothing"}
+
+
+def test_required_calls_of_any_tool_are_valid() -> None:
+    draw = random.Random(seed := random.randrange(2**32))
+    print("seed", seed)
+    for _ in range(20):
+        fields = {"a": random_schema(draw, 2), "b": random_schema(draw, 2)}
+        schema = {"type": "object", "properties": fields, "additionalProperties": False}
+        schema["description"] = 'braces } and " quotes \n \\ {'
+        tool = {"type": "function", "function": {"name": "any-1.x", "parameters": schema}}
+        answer = chat(tools=[tool], tool_choice="required")
+        choice = whole(answer, guided_text(GRAMMARS, answer, draw))
+        for call in choice["message"]["tool_calls"]:
+            jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
 
 
 def test_a_named_call_is_valid_whatever_the_model_wants() -> None:
