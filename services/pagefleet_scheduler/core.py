@@ -26,6 +26,7 @@ from pagefleet.wire import (
     GatewayBeat,
     GatewayBye,
     GatewayHello,
+    Inspect,
     Join,
     Pulse,
     Reason,
@@ -47,6 +48,7 @@ from pagefleet_scheduler.placement import Placement
 from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.requests import Requests
 from pagefleet_scheduler.sequence import Request, Sequence
+from pagefleet_scheduler.snapshot import take_snapshot
 
 GATEWAY_LEASE = 2.0
 """Seconds without a word after which a gateway's requests are dropped."""
@@ -107,6 +109,7 @@ class Scheduler:
         self._had_worker = 0.0
         self._review_due = 0.0
         self._deadlines: list[tuple[float, str]] = []
+        self._inspections: list[tuple[bytes, Inspect]] = []
         self._now = 0.0
 
     def __repr__(self) -> str:
@@ -132,6 +135,7 @@ class Scheduler:
         self._end_late_requests()
         self.placement.admit()
         self._order_steps()
+        self._answer_inspections()
         if self.checking:
             self.check()
         return self.outbox.flush()
@@ -166,6 +170,8 @@ class Scheduler:
                 self._gateway_beat(peer, message)
             case WorkerBeat():
                 self._worker_beat(peer, message)
+            case Inspect():
+                self._inspections.append((peer, message))
             case GatewayHello():
                 self._gateway_hello(peer, message)
             case WorkerHello():
@@ -227,6 +233,14 @@ class Scheduler:
             stalled=self.stalled,
             engines=[worker.stats() for worker in self._workers.values()],
         )
+
+    def _answer_inspections(self) -> None:
+        """By how things are once everything that came is planned for."""
+        workers = {worker.number: worker.planner for worker in self._workers.values()}
+        for peer, inspect in self._inspections:
+            answer = take_snapshot(self.epoch, inspect, workers, self.placement, self._now)
+            self.outbox.send(peer, answer)
+        self._inspections.clear()
 
     @property
     def stalled(self) -> bool:

@@ -70,7 +70,7 @@ class Placement:
                 break
 
     def _admit(self, sequence: Sequence) -> bool:
-        planners = self._of_its_class(sequence)
+        planners = self.eligible(sequence)
         while (chosen := router.choose(sequence, planners)) is None:
             if not self._preempt_for(sequence, planners):
                 return False
@@ -78,7 +78,7 @@ class Placement:
         chosen.admit(sequence)
         return True
 
-    def _of_its_class(self, sequence: Sequence) -> list[Planner]:
+    def eligible(self, sequence: Sequence) -> list[Planner]:
         """Workers that compute the same bits as the one where it began, or all if there is none."""
         return [
             planner for planner in self.planners if planner.worker.numerics == sequence.numerics

@@ -74,6 +74,7 @@ class Planner:
         self.pool.evict = self.host.keep
         self.running: list[Sequence] = []
         self.flights: deque[Flight] = deque()
+        self.copies = 0
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -107,12 +108,20 @@ class Planner:
 
     def can_admit(self, sequence: Sequence) -> bool:
         """Whether there are a slot and blocks for all that the sequence has, with some to spare."""
-        if not self._slots.available or not self.fits(sequence):
-            return False
+        return (
+            self.has_slot and self.fits(sequence) and self.wanted(sequence) <= self.pool.available
+        )
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether one more sequence could have a slot."""
+        return self._slots.available
+
+    def wanted(self, sequence: Sequence) -> int:
+        """Blocks that must be available before the sequence is let in, those to spare included."""
         hits, _ = self._match(self._keys(sequence), sequence)
-        wanted = self._blocks_for(len(sequence.tokens)) - len(hits) + self.pool.idle(hits)
         spare = self._watermark if self.running else 0
-        return wanted + spare <= self.pool.available
+        return self._blocks_for(len(sequence.tokens)) - len(hits) + self.pool.idle(hits) + spare
 
     def hits(self, sequence: Sequence) -> int:
         """How many of its positions the device's prefix cache holds."""
@@ -266,6 +275,7 @@ class Planner:
         if copied:
             source, target = sequence.table[first], self.pool.allocate()
             draft.copies += (source, target)
+            self.copies += 1
             sequence.replace_block(first, target)
             self.pool.release([source])
             if first < sequence.table_sent:

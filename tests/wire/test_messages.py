@@ -22,6 +22,17 @@ GOLDEN: list[tuple[wire.Message, str]] = [
         "92ab476174657761794265617491" + "93a17200810005",
     ),
     (wire.GatewayBye(), "91aa47617465776179427965"),
+    (wire.Inspect(3, True), "93a7496e737065637403c3"),
+    (
+        wire.Snapshot(
+            5, 3,
+            [wire.WorkerMemory(0, 1, 8, 16, 9, 4, 2, {1: 2, 3: 1}, 7, 0, 0, 1, 2, 3, 4, b"\0\xff")],
+            [wire.WaitingSequence("r", [0], 1.5, 20, 1, wire.Wait.BLOCKS, 6, 5)],
+        ),
+        "95a8536e617073686f740503" + "91dc0010" + "000108100904028201020301"
+        + "0700000102" + "0304c40200ff"
+        + "9198a17291" + "00cb3ff80000000000001401a6626c6f636b730605",
+    ),
     (wire.Welcome(5, 1), "93a757656c636f6d650501"),
     (wire.Join(9), "92a44a6f696e09"),
     (wire.Fence("late"), "92a546656e6365a46c617465"),

@@ -1,0 +1,124 @@
+"""Memory, explained: what every block of every pool is for, and why each waiting sequence waits."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from pagefleet.wire import (
+    CACHED_BLOCK,
+    Inspect,
+    Snapshot,
+    Wait,
+    WaitingSequence,
+    WorkerMemory,
+)
+from pagefleet_scheduler.placement import Placement
+from pagefleet_scheduler.planner import Planner
+from pagefleet_scheduler.sequence import Sequence as Stream
+
+
+def take_snapshot(
+    epoch: int, inspect: Inspect, workers: Mapping[int, Planner], placement: Placement, now: float
+) -> Snapshot:
+    """Answer an `Inspect`; nothing changes.
+
+    Args:
+        epoch: the scheduler's.
+        workers: planners by their workers' numbers.
+        now: seconds on the clock that requests' arrivals are of.
+    """
+    return Snapshot(
+        epoch,
+        inspect.query,
+        [_memory(number, planner, inspect.blocks) for number, planner in workers.items()],
+        list(_waiting(placement, now)),
+    )
+
+
+def empty_slots(streams: Iterable[Stream], block_size: int) -> int:
+    """Token slots without a token in the blocks of these sequences; a shared block counts once."""
+    filled: dict[int, int] = {}
+    for stream in streams:
+        whole = stream.ordered // block_size
+        for index, block in enumerate(stream.table[whole:], whole):
+            filled[block] = max(stream.ordered - index * block_size, 0)
+    return len(filled) * block_size - sum(filled.values())
+
+
+def _memory(number: int, planner: Planner, with_map: bool) -> WorkerMemory:
+    pool, host, worker = planner.pool, planner.host, planner.worker
+    references = Counter(block for stream in planner.running for block in stream.table)
+    return WorkerMemory(
+        engine=number,
+        running=len(planner.running),
+        slots=worker.slots,
+        block_size=pool.block_size,
+        blocks=pool.blocks,
+        free=pool.blocks - pool.held - pool.cached,
+        cached=pool.cached,
+        holders=dict(sorted(Counter(references.values()).items())),
+        empty_slots=empty_slots(planner.running, pool.block_size),
+        host_blocks=host.pool.blocks,
+        host_cached=host.pool.cached,
+        copies=planner.copies,
+        preemptions=planner.preemptions,
+        swapped_out=host.moved_out,
+        swapped_in=host.moved_in,
+        map=_map(planner, references) if with_map else b"",
+    )
+
+
+def _map(planner: Planner, references: Mapping[int, int]) -> bytes:
+    pool = planner.pool
+    return bytes(
+        CACHED_BLOCK if pool.idle([block]) else min(references.get(block, 0), CACHED_BLOCK - 1)
+        for block in range(pool.blocks)
+    )
+
+
+def _waiting(placement: Placement, now: float) -> Iterable[WaitingSequence]:
+    """In the order in which they go; the first that can go at all keeps all others waiting."""
+    first = True
+    for stream in placement.waiting:
+        reason = _reason(stream, placement, first)
+        first = first and reason in _KEEP_NOBODY
+        wanted, available = 0, 0
+        if reason is Wait.BLOCKS:
+            wanted, available = _shortage(stream, placement.eligible(stream))
+        yield WaitingSequence(
+            request=stream.request.id,
+            choices=list(stream.choices),
+            seconds=now - stream.request.arrived,
+            tokens=len(stream.tokens),
+            losses=stream.run,
+            reason=reason,
+            wanted=wanted,
+            available=available,
+        )
+
+
+_KEEP_NOBODY = (Wait.WORKER, Wait.LARGER_WORKER, Wait.CLIENT)
+"""Reasons that pass over a sequence, and let later ones try (`Placement.admit`)."""
+
+
+def _reason(stream: Stream, placement: Placement, first: bool) -> Wait:
+    if not placement.planners:
+        return Wait.WORKER
+    if placement.fits_nowhere(stream):
+        return Wait.LARGER_WORKER
+    if stream.paused:
+        return Wait.CLIENT
+    if not first:
+        return Wait.OLDER
+    if stream.flying:
+        return Wait.RESULT
+    if not any(each.has_slot for each in placement.eligible(stream)):
+        return Wait.SLOT
+    return Wait.BLOCKS
+
+
+def _shortage(stream: Stream, planners: Sequence[Planner]) -> tuple[int, int]:
+    """Blocks wanted and available where fewest are lacking."""
+    figures = [
+        (planner.wanted(stream), planner.pool.available) for planner in planners if planner.has_slot
+    ]
+    return min(figures, key=lambda each: each[0] - each[1])
