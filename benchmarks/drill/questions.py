@@ -1,7 +1,7 @@
 """Requests to an echo cell, in every form, each with the answer that it must have."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ class Question:
     seed: int
     form: str = "greedy"
     stream: bool = True
-    model: EchoDecoder = field(default_factory=lambda: EchoDecoder(256))
+    model: EchoDecoder | None = None
+    known: list[list[int]] | None = None
+    """The answer, where no oracle knows it: tokens that came without faults."""
 
     @property
     def choices(self) -> int:
@@ -56,7 +58,10 @@ class Question:
 
     @cached_property
     def expected(self) -> list[list[int]]:
-        """The tokens of each choice, by the oracle."""
+        """The tokens of each choice, as they are known or by the oracle."""
+        if self.known is not None:
+            return self.known
+        assert self.model is not None
         fields = {name: value for name, value in FORMS[self.form].items() if name != "n"}
         params = SamplingParams(max_tokens=self.max_tokens, seed=self.seed, **fields)
         return [
