@@ -19,8 +19,9 @@ from tests.simulation.network import SCHEDULER, Latency, Moment, Network
 from tests.simulation.parties import GatewayProcess, SchedulerProcess, WorkerProcess
 from tests.simulation.world import Process, World
 
-RECOVERY = 10.0
-"""Virtual seconds after the last fault within which everything is done and free."""
+RECOVERY = 6.0
+"""Virtual seconds after the last fault within which everything is done and free, besides those that
+a lone worker would take for all that was asked for."""
 
 GLANCE = 0.05
 """Virtual seconds between two looks whether the cell is at rest."""
@@ -34,6 +35,7 @@ class Wish:
     gateway: int
     submit: Submit
     refusals: frozenset[str] = frozenset()
+    pace: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,19 @@ class Scenario:
     host_blocks: int = 0
     step_seconds: tuple[float, float] = (0.002, 0.02)
     latency: Latency = field(default_factory=Latency)
+
+    @property
+    def work(self) -> float:
+        """Seconds that it takes to compute everything, one token after another."""
+        step = self.step_seconds[1] + 2 * self.latency.most
+        tokens = sum(
+            len(wish.submit.choices) * wish.submit.params.max_tokens
+            + len(wish.submit.prompt) // 4 / self.budget
+            for wish in self.wishes
+        )
+        return tokens * step + sum(
+            wish.pace * wish.submit.params.max_tokens for wish in self.wishes
+        )
 
 
 class SimulationFailure(AssertionError):
@@ -207,7 +222,7 @@ class Cell:
         if not isinstance(gateway, GatewayProcess):
             self.world.after(0.1, partial(self._ask, wish))
             return
-        client = Client(wish.submit, wish.refusals)
+        client = Client(wish.submit, wish.refusals, wish.pace)
         self.clients.append(client)
         self._homes[wish.submit.request] = gateway
         self._unmet -= 1
@@ -221,7 +236,7 @@ class Cell:
 
     def _limit(self) -> float:
         last = max((wish.time for wish in self.scenario.wishes), default=0.0)
-        return max(self._troubled_until, last) + RECOVERY
+        return max(self._troubled_until, last) + RECOVERY + self.scenario.work
 
     def _glance(self) -> None:
         self._at_rest = self.world.now > self._troubled_until and not self._unrest()

@@ -59,6 +59,10 @@ class Client:
     submit: Submit
     refusals: frozenset[str] = frozenset()
     """Reasons for which it may be refused."""
+    pace: float = 0.0
+    """Seconds that it takes to read what came."""
+    times: list[float] = field(default_factory=list)
+    """When something came."""
     received: dict[int, list[Output]] = field(default_factory=dict)
     prompt_pieces: list[PromptOutput] = field(default_factory=list)
     over: set[int] = field(default_factory=set)
@@ -84,8 +88,9 @@ class Client:
         """Whether something is still to come of a choice, or of any."""
         return self.open and (choice is None or choice in self.received.keys() - self.over)
 
-    def take(self, news: News) -> None:
+    def take(self, news: News, now: float) -> None:
         """See that news continue what was received, and are what the oracle says."""
+        self.times.append(now)
         assert self.open, f"news after the end of {self!r}"
         match news:
             case Rejected():
@@ -163,6 +168,7 @@ def make_submit(name: str, form: str, draw: random.Random, **fixed: int) -> Subm
     if form == "penalties":
         fields["min_tokens"] = min(2, fields["max_tokens"])
     prompt = [7] * draw.randint(0, 12) + [draw.randrange(200) for _ in range(draw.randint(1, 14))]
+    window = draw.choice([0, 0, 2, 5]) if form != "beam" else 0
     return Submit(
         name,
         0,
@@ -170,4 +176,5 @@ def make_submit(name: str, form: str, draw: random.Random, **fixed: int) -> Subm
         SamplingParams(**fields),
         [ChoiceState(choice) for choice in range(choices)],
         salt=draw.choice([b"", b"", b"tenant"]) if form != "beam" else b"",
+        window=window,
     )

@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from pagefleet.wire import Message, Plan, Result, RowError
+from pagefleet.wire import Message, Output, Plan, Result, RowError
 from pagefleet_gateway.link import BEAT_SECONDS, Reaction, SchedulerLink
 from pagefleet_scheduler.core import Arrived, Lost, Scheduler
 from pagefleet_worker.echo import EchoEngine
@@ -107,7 +107,15 @@ class GatewayProcess(Process):
         for message in reaction.messages:
             self._network.send(self, message)
         for news in reaction.news:
-            self.clients[news.request].take(news)
+            client = self.clients[news.request]
+            client.take(news, self.world.now)
+            if isinstance(news, Output):
+                self.after(client.pace, partial(self._read, news))
+
+    def _read(self, output: Output) -> None:
+        """The client has read what came."""
+        read = output.position + len(output.tokens) // 4
+        self._carry_out(self.link.taken(output.request, output.choice, read))
 
 
 class WorkerProcess(Process):

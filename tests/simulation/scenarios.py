@@ -22,8 +22,8 @@ TROUBLE = 2.0
 """Virtual seconds within which faults begin."""
 
 KINDS = [
-    "GatewayHello", "Submit", "Abort", "GatewayBeat", "Welcome", "Pulse", "Outputs", "WorkerHello",
-    "Result", "WorkerBeat", "WorkerBye", "Join", "Fence", "Plan",
+    "GatewayHello", "Submit", "Abort", "Credit", "GatewayBeat", "Welcome", "Pulse", "Outputs",
+    "WorkerHello", "Result", "WorkerBeat", "WorkerBye", "Join", "Fence", "Plan",
 ]  # fmt: skip
 """All messages that a cell sends when nobody is refused."""
 
@@ -37,6 +37,7 @@ def random_scenario(seed: int) -> Scenario:
             draw.uniform(0.0, draw.choice([0.1, TROUBLE])),
             draw.randrange(gateways),
             make_submit(f"r{number}", draw.choice(list(FORMS)), draw),
+            pace=draw.choice([0.0, 0.0, 0.01, 0.3]),
         )
         for number in range(draw.randint(2, 7))
     ]

@@ -8,8 +8,10 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from typing import Literal
 
+import msgspec
 import pytest
 
 from pagefleet.wire import Plan
@@ -178,3 +180,62 @@ def test_without_a_scheduler_there_is_one_clear_refusal() -> None:
     cell.live()
     refused = [client.rejected for client in cell.clients if client.rejected is not None]
     assert {each.text for each in refused} == {"No scheduler answers. Try again later."}
+
+
+def gap(*faults: Fault, workers: int = 2) -> float:
+    """The longest that a client waits between tokens, with faults in the middle of its stream."""
+    submit = make_submit("r0", "greedy", random.Random(1), max_tokens=30)
+    wish = Wish(0.3, 0, msgspec.structs.replace(submit, window=0))
+    cell = run(replace(calm("greedy"), wishes=[wish], workers=workers, faults=list(faults)))
+    (client,) = cell.clients
+    return max(later - earlier for earlier, later in pairwise(client.times))
+
+
+MIDDLE = Moment("Outputs", 10)
+
+
+def losing(kind: str) -> Fault:
+    return Mangle(MIDDLE, Mangling("drop", kind, chance=1.0, times=1), seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds"),
+    [
+        (losing("Outputs"), 0.6),
+        (losing("Plan"), 1.6),
+        (losing("Result"), 1.6),
+        (losing("WorkerBeat"), 0.1),
+        (losing("GatewayBeat"), 0.1),
+        (Kill(MIDDLE, "worker0", 1.0), 0.2),
+        (Kill(MIDDLE, "worker0", 1.0, watched=False), 2.5),
+        (Terminate(MIDDLE, "worker0", 1.0), 0.2),
+        (Stop(MIDDLE, "worker0", 0.3), 0.4),
+        (Stop(MIDDLE, "worker0", 30.0), 2.5),
+        (Stick(MIDDLE, "worker0", 60.0), 2.6),
+        (Fail(MIDDLE, "worker0"), 0.2),
+        (Kill(MIDDLE, SCHEDULER, 0.5), 2.0),
+        (Stop(MIDDLE, SCHEDULER, 2.0), 3.0),
+        (Stop(MIDDLE, "gateway0", 1.5), 2.5),
+        (Interrupt(MIDDLE, "worker0", 10.0, True, True, "lose"), 2.5),
+        (Interrupt(MIDDLE, "worker0", 10.0, True, False, "lose"), 2.6),
+        (Interrupt(MIDDLE, "worker0", 10.0, False, True, "lose"), 2.5),
+        (Interrupt(MIDDLE, "gateway0", 1.0, True, True, "lose"), 1.7),
+    ],
+    ids=str,
+)
+def test_how_long_a_stream_pauses(fault: Fault, seconds: float) -> None:
+    """With a worker to spare."""
+    assert gap(fault) <= seconds
+
+
+def test_a_worker_that_computes_nothing_is_not_let_in_again() -> None:
+    assert gap(Stick(MIDDLE, "worker0", 5.0), workers=1) < 7.0
+
+
+def test_a_client_that_leaves_is_forgotten_though_its_abort_is_lost() -> None:
+    """Also if its stream waits for credit, so that no token comes that could be answered."""
+    submit = make_submit("r0", "greedy", random.Random(1), max_tokens=30)
+    wish = Wish(0.3, 0, msgspec.structs.replace(submit, window=2), pace=60.0)
+    lost = Mangle(0.0, Mangling("drop", "Abort", chance=1.0, times=1), seconds=1.0)
+    cell = run(replace(calm("greedy"), wishes=[wish], faults=[lost, Leave(0.8, "r0", None)]))
+    assert cell.world.now < 1.3
