@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -12,7 +11,8 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.system.test_serve import COMMAND, Serving
+from tests.system.serving import Serving, pagefleet_serve
+from tests.system.test_serve import children
 
 Short = Annotated[str, Field(max_length=12)]
 
@@ -41,19 +41,9 @@ MESSAGES = [{"role": "user", "content": "Who is there?"}]
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("guided")
-    log = folder / "log"
-    options = ["--port=0", "--step-seconds=0.01", "--tool-call-parser=hermes"]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder)}
-    with (
-        log.open("w") as file,
-        subprocess.Popen(
-            [*COMMAND, *options], stdout=file, stderr=subprocess.STDOUT, env=environment
-        ) as process,
-    ):
-        try:
-            yield Serving(process, log)
-        finally:
-            process.terminate()
+    options = ["--model=echo", "--engine=echo", "--step-seconds=0.01", "--tool-call-parser=hermes"]
+    with pagefleet_serve(folder, *options, XDG_CACHE_HOME=str(folder)) as serving:
+        yield serving
 
 
 @pytest.fixture
@@ -98,7 +88,7 @@ def test_a_guided_stream_outlives_the_other_services(
     }
     expected = client.completions.create(**fields).choices[0].text
     assert re.fullmatch(pattern, expected)
-    before, pieces = serving.children(), []
+    before, pieces = children(serving), []
     for chunk in client.completions.create(**fields, stream=True):
         pieces.append(chunk.choices[0].text)
         if len(pieces) == 5:
