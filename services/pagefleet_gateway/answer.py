@@ -18,7 +18,11 @@ from pagefleet_gateway.link import News
 from pagefleet_gateway.logprobs import TokenEntry, unpacked
 from pagefleet_gateway.message import MessageReader
 from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.outputs import parted
 from pagefleet_gateway.responses import PromptTokensDetails, Usage
+from pagefleet_gateway.resume import Had
+
+_NOTHING = Had(0)
 
 
 @dataclass
@@ -56,6 +60,11 @@ class Answer:
         form = generation.message
         self._readers = {index: MessageReader(form) for index in self.choices} if form else {}
         self._going = set(self.choices)
+        for index, had in generation.had.items():
+            if had.finished:
+                self.choices[index].count = had.count
+                self.choices[index].finished = True
+                self._going.remove(index)
         self._by_request = {prompt.request: prompt for prompt in self.prompts}
 
     def __repr__(self) -> str:
@@ -95,16 +104,27 @@ class Answer:
                 case Output(choice=index):
                     self._count_cached(item)
                     if index in self._going:
-                        pieces[index].append(self._push(index, item))
+                        pieces[index] += self._news(index, item)
                 case PromptOutput():
                     self._take_prompt(item)
                 case Rejected():
                     raise from_rejection(item)
-        joined = {index: Piece.joined(parts) for index, parts in pieces.items()}
+        joined = {index: Piece.joined(parts) for index, parts in pieces.items() if parts}
         for index, piece in joined.items():
             if index in self._readers:
                 self._readers[index].read(piece)
         return joined
+
+    def _news(self, index: int, item: Output) -> list[Piece]:
+        """What became certain, unless the client of a resumed stream has it already."""
+        missing = self.generation.had.get(index, _NOTHING).count - self.choices[index].count
+        if missing <= 0:
+            return [self._push(index, item)]
+        known, new = parted(item, missing)
+        piece = self._push(index, known)
+        if index in self._readers:
+            self._readers[index].read(piece)
+        return [self._push(index, new)] if new.tokens or new.finish else []
 
     def _push(self, index: int, item: Output) -> Piece:
         choice = self.choices[index]

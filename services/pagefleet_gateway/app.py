@@ -23,6 +23,7 @@ from pagefleet_gateway.errors import ApiError, http_error, internal_error
 from pagefleet_gateway.facts import Facts
 from pagefleet_gateway.gateway import Gateway
 from pagefleet_gateway.generation import understand_chat, understand_completion
+from pagefleet_gateway.memory import MemoryRoute
 from pagefleet_gateway.metrics import Metrics
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.openapi import document
@@ -43,7 +44,10 @@ def build_gateway(settings: GatewaySettings, model: ServedModel) -> Gateway:
     metrics.watch(client)
     file = settings.api_key_file
     keyring = Keyring(settings.api_key, None if file is None else Path(file))
-    return Gateway(settings, model, client, metrics, keyring)
+    gateway = Gateway(settings, model, client, metrics, keyring)
+    if settings.resume_secret is not None:
+        gateway.resume_secret = settings.resume_secret.encode()
+    return gateway
 
 
 def build_app(gateway: Gateway) -> ASGIApp:
@@ -84,6 +88,7 @@ def routes(gateway: Gateway) -> list[Route]:
         Route("/openapi.json", _openapi),
         Route("/", facts.page),
         Route("/status", facts.status),
+        Route("/memory", MemoryRoute(gateway).show),
         Route("/live", facts.live),
         Route("/ready", facts.ready),
         Route("/health", facts.health),

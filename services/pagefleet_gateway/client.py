@@ -11,12 +11,28 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
+from itertools import count
 
 import zmq
 
 from pagefleet.transport import Peer
-from pagefleet.wire import Reason, Rejected, Submit, WireError, decode_to_gateway, encode
-from pagefleet_gateway.link import BEAT_SECONDS, News, Reaction, SchedulerLink
+from pagefleet.wire import (
+    Inspect,
+    Reason,
+    Rejected,
+    Snapshot,
+    Submit,
+    WireError,
+    decode_to_gateway,
+    encode,
+)
+from pagefleet_gateway.link import (
+    BEAT_SECONDS,
+    SILENCE_SECONDS,
+    News,
+    Reaction,
+    SchedulerLink,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -111,6 +127,8 @@ class SchedulerClient:
         self.link = SchedulerLink(time.monotonic())
         self._endpoint = endpoint
         self._mailboxes: dict[str, Mailbox] = {}
+        self._queries = count(1)
+        self._inspections: dict[int, asyncio.Future[Snapshot]] = {}
         self._peer: Peer | None = None
 
     @property
@@ -171,6 +189,22 @@ class SchedulerClient:
         """The client of a stream has taken `count` tokens of a choice."""
         self._carry_out(self.link.taken(request, index, count))
 
+    async def inspect(self, blocks: bool) -> Snapshot:
+        """How memory is used now; with `blocks`, every single one.
+
+        Raises:
+            TimeoutError: the scheduler does not answer.
+        """
+        query = next(self._queries)
+        answer: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
+        self._inspections[query] = answer
+        try:
+            self._send(encode(Inspect(query, blocks)))
+            async with asyncio.timeout(SILENCE_SECONDS):
+                return await answer
+        finally:
+            del self._inspections[query]
+
     def refuse_all(self, text: str) -> None:
         """End every open request, saying why."""
         for request, mailbox in self._mailboxes.items():
@@ -184,7 +218,15 @@ class SchedulerClient:
             except WireError as error:
                 _LOG.warning("Dropped a frame from the scheduler: %s.", error)
                 continue
-            self._carry_out(self.link.handle(message, time.monotonic()))
+            if isinstance(message, Snapshot):
+                self._answer_inspection(message)
+            else:
+                self._carry_out(self.link.handle(message, time.monotonic()))
+
+    def _answer_inspection(self, snapshot: Snapshot) -> None:
+        answer = self._inspections.get(snapshot.query)
+        if answer is not None and not answer.done():
+            answer.set_result(snapshot)
 
     async def _beat(self) -> None:
         while True:

@@ -1,6 +1,7 @@
 """What all requests of a gateway share."""
 
 import asyncio
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,6 +31,8 @@ class Gateway:
     keyring: Keyring = field(default_factory=Keyring)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS))
     keep_alive: float = KEEP_ALIVE_SECONDS
+    resume_secret: bytes = field(default_factory=lambda: os.urandom(32))
+    """Signs the ids by which streams are resumed, here or at a gateway with the same."""
     draining: bool = False
     """It finishes what it has, and takes nothing more."""
 

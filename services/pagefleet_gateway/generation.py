@@ -9,13 +9,16 @@ an `ApiError`: 400 that names the field, or 404 for a model that is not served.
 """
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeVar
 from uuid import uuid4
 
+from msgspec import structs
+
 from pagefleet.params import SamplingParams
 from pagefleet.wire import ChoiceState, Submit, pack_ints
-from pagefleet_gateway.errors import bad_request
+from pagefleet_gateway.errors import bad_request, http_error
 from pagefleet_gateway.message import MessageForm
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.parsing import parse
@@ -28,6 +31,7 @@ from pagefleet_gateway.prompts import (
     truncated,
 )
 from pagefleet_gateway.reasoning import THINKS_AT_ONCE
+from pagefleet_gateway.resume import Had, Ticket
 from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody
 from pagefleet_gateway.structured import Structure, structure_of
 from pagefleet_gateway.tenants import prefix_salt
@@ -91,6 +95,17 @@ class Generation:
     """How the text is to be parted; None: it is content."""
     keeps_special: bool = False
     """Special tokens are part of the text."""
+    had: Mapping[int, Had] = field(default_factory=dict)
+    """What the client of a resumed stream has of each choice; empty if it begins."""
+
+    @property
+    def unfinished(self) -> list[Submit]:
+        """Those of `submits` that are to be generated: all but what a resumed client has whole."""
+        return [
+            submit
+            for submit in self.submits
+            if not all(choice.finished for choice in submit.choices)
+        ]
 
     @property
     def params(self) -> SamplingParams:
@@ -210,6 +225,29 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
         message=_message(tools, model, guided=structure is not None),
         keeps_special=tools.keeps_special,
     )
+
+
+def resumed(generation: Generation, ticket: Ticket, had: Mapping[int, Had]) -> Generation:
+    """The same generation as the one that gave the ticket, for a client that has some of it.
+
+    Raises:
+        ApiError: 410, it has other choices.
+    """
+    if had.keys() != {choice.index for each in generation.submits for choice in each.choices}:
+        raise http_error(410, "This stream cannot be resumed: it had other choices.", "gone")
+    params = structs.replace(generation.params, seed=ticket.seed)
+    submits = [
+        structs.replace(
+            submit,
+            params=params,
+            choices=[
+                ChoiceState(choice.index, finished=had[choice.index].finished)
+                for choice in submit.choices
+            ],
+        )
+        for submit in generation.submits
+    ]
+    return replace(generation, id=ticket.answer, submits=submits, had=had)
 
 
 def _name(body: GenerationBody, limits: Limits) -> str:

@@ -25,8 +25,6 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from pagefleet.wire import (
     PROTOCOL,
     Abort,
@@ -35,7 +33,6 @@ from pagefleet.wire import (
     GatewayBeat,
     GatewayBye,
     GatewayHello,
-    Logprobs,
     OpenRequest,
     Output,
     Outputs,
@@ -47,9 +44,10 @@ from pagefleet.wire import (
     Submit,
     ToGateway,
     Welcome,
-    pack_ints,
     unpack_ints,
 )
+from pagefleet_gateway.outputs import count as count_of
+from pagefleet_gateway.outputs import parted, sliced
 from pagefleet_gateway.submission import OpenChoice, OpenSubmission
 
 BEAT_SECONDS = 0.2
@@ -273,12 +271,12 @@ class SchedulerLink:
         if known < 0:
             self.counters.gaps += 1
             return Reaction()
-        count = _count(piece.logprobs)
+        count = count_of(piece.logprobs)
         if known >= count:
             self.counters.repeats += 1
             return Reaction()
         submission.prompt_position = min(piece.position + count, submission.prompt_end)
-        rest = _slice_logprobs(piece.logprobs, known, submission.prompt_end - piece.position)
+        rest = sliced(piece.logprobs, known, submission.prompt_end - piece.position)
         fresh = PromptOutput(piece.request, piece.attempt, piece.position + known, rest)
         return Reaction(news=[fresh])
 
@@ -318,32 +316,8 @@ class SchedulerLink:
         choice.finished = item.finish is not None
         if choice.finished and submission.finished:
             del self._open[item.request]
-        if not known:
-            return item
-        logprobs = item.logprobs
-        return msgspec.structs.replace(
-            item,
-            position=item.position + known,
-            tokens=pack_ints(fresh),
-            logprobs=logprobs and _slice_logprobs(logprobs, known, known + len(fresh)),
-        )
+        return parted(item, known)[1] if known else item
 
 
 def _stray(item: Output) -> Abort:
     return Abort(item.request, item.attempt, [item.choice])
-
-
-def _count(logprobs: Logprobs) -> int:
-    return len(logprobs.chosen) // 4
-
-
-def _slice_logprobs(logprobs: Logprobs, start: int, end: int) -> Logprobs:
-    count = _count(logprobs)
-    if start == 0 and end >= count:
-        return logprobs
-    width = len(logprobs.top) // max(count, 1)
-    return Logprobs(
-        logprobs.chosen[4 * start : 4 * end],
-        logprobs.top_ids[width * start : width * end],
-        logprobs.top[width * start : width * end],
-    )

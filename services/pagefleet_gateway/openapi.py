@@ -15,6 +15,7 @@ from pagefleet_gateway.dashboard import Status
 from pagefleet_gateway.edge import OPEN_PATHS
 from pagefleet_gateway.errors import ErrorBody
 from pagefleet_gateway.facts import pagefleet_version
+from pagefleet_gateway.memory import Memory
 from pagefleet_gateway.responses import (
     ChatChunk,
     ChatCompletion,
@@ -68,6 +69,7 @@ OPERATIONS: Final = (
     Operation("/detokenize", "The text of token ids.", {_JSON: Detokenized}, DetokenizeBody),
     Operation("/", "The dashboard.", {_HTML: str}),
     Operation("/status", "What the dashboard shows.", {_JSON: Status}),
+    Operation("/memory", "How memory is used, and who waits for it.", {_JSON: Memory}),
     Operation("/live", "Whether the process runs.", {_JSON: Live}),
     Operation("/ready", "Whether a request that comes now would be served.", {_JSON: Health}),
     Operation("/health", "Whether the cell works.", {_JSON: Health}),

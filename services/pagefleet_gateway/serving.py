@@ -22,11 +22,12 @@ from pagefleet_gateway.choice import Piece
 from pagefleet_gateway.client import Mailbox
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.gateway import Gateway
-from pagefleet_gateway.generation import Generation, Limits
+from pagefleet_gateway.generation import Generation, Limits, resumed
 from pagefleet_gateway.guard import PostRoute
 from pagefleet_gateway.metrics import RequestTimer
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.record import Record, record_of
+from pagefleet_gateway.resume import Ticket, read_event_id
 from pagefleet_gateway.stream import KEEP_ALIVE, Renderer, failure
 
 _MAX_NAMES: Final = 16
@@ -49,15 +50,18 @@ class GenerationRoute(PostRoute):
         """Answer a request whose body is there; see `PostRoute`."""
         gateway, record = self._gateway, record_of(scope)
         loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(gateway.threads, self._begin, content, record)
+        last_event_id = dict(scope["headers"]).get(b"last-event-id")
+        answer, ticket = await loop.run_in_executor(
+            gateway.threads, self._begin, content, record, last_event_id
+        )
         generation = answer.generation
         headers: _Headers = []
         if generation.ignored:
             headers.append((b"x-ignored-fields", _shown(generation.ignored)))
         record.tenant.charge(record.prompt_tokens, time.monotonic())
-        renderer = Renderer(answer, gateway.model, int(time.time()))
+        renderer = Renderer(answer, gateway.model, int(time.time()), ticket)
         async with (
-            gateway.client.open(generation.submits) as mailbox,
+            gateway.client.open(generation.unfinished) as mailbox,
             _watching(receive, mailbox),
         ):
             run = Run(gateway, answer, mailbox, RequestTimer(gateway.metrics, record))
@@ -66,7 +70,10 @@ class GenerationRoute(PostRoute):
             else:
                 await _send_whole(run, renderer, headers, send)
 
-    def _begin(self, content: bytes, record: Record) -> Answer:
+    def _begin(
+        self, content: bytes, record: Record, last_event_id: bytes | None
+    ) -> tuple[Answer, str]:
+        """The answer to a body, and the ticket for the ids of its events if it is a stream."""
         model, tenant = self._gateway.model, record.tenant
         limits = Limits(self._gateway.max_model_len, tenant.digest, record.id)
         generation = self._understand(content, model, limits)
@@ -74,7 +81,14 @@ class GenerationRoute(PostRoute):
         record.prompt_tokens = sum(map(len, generation.prompts))
         if self._gateway.settings.log_prompts:
             record.prompts = [model.tokenizer.decode(ids, False) for ids in generation.prompts]
-        return Answer(generation, model)
+        if not generation.body.stream:
+            return Answer(generation, model), ""
+        secret, whose = self._gateway.resume_secret, tenant.digest or b""
+        if last_event_id is not None:
+            name = last_event_id.decode("latin-1")
+            generation = resumed(generation, *read_event_id(name, secret, content, whose))
+        ticket = Ticket(generation.id, generation.params.seed, whose)
+        return Answer(generation, model), ticket.sign(secret, content)
 
 
 @dataclass
@@ -126,7 +140,7 @@ async def _send_whole(run: Run, renderer: Renderer, headers: _Headers, send: Sen
 
 
 async def _send_stream(run: Run, renderer: Renderer, headers: _Headers, send: Send) -> None:
-    pieces = await run.pieces()
+    pieces = {} if run.answer.finished else await run.pieces()
     await _start(
         send, b"text/event-stream; charset=utf-8", [*headers, (b"cache-control", b"no-cache")]
     )

@@ -35,6 +35,7 @@ from pagefleet_gateway.responses import (
     Delta,
     Usage,
 )
+from pagefleet_gateway.resume import Had, event_id
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -56,14 +57,21 @@ def failure(error: ApiError) -> bytes:
 
 
 class Renderer:
-    """Writes one answer as JSON; `created` is Unix time."""
+    """Writes one answer as JSON.
 
-    def __init__(self, answer: Answer, model: ServedModel, created: int) -> None:
+    created: Unix time. ticket: what the ids of a stream's events begin with; without one they have
+    no ids.
+    """
+
+    def __init__(self, answer: Answer, model: ServedModel, created: int, ticket: str = "") -> None:
         self._answer = answer
         self._generation = answer.generation
         self._vocabulary = model.vocabulary
         self._created = created
-        self._started: set[int] = set()
+        self._ticket = ticket
+        had = answer.generation.had
+        self._had = {index: had.get(index, Had(0)) for index in answer.choices}
+        self._started = {index for index, each in had.items() if each.count}
         self._around_text: dict[int, tuple[bytes, bytes]] = {}
 
     @property
@@ -79,26 +87,28 @@ class Renderer:
 
     def start(self) -> bytes:
         """Events before the first news: in a chat, who speaks, and what the answer goes on with."""
-        if self._generation.kind == "completion":
+        if self._generation.kind == "completion" or self._generation.had:
             return b""
         deltas = [Delta("assistant", "")]
         if self._continued:
             deltas.append(Delta(content=self._continued))
         return b"".join(
-            self._chat_event(ChatChunkChoice(index=index, delta=delta))
+            self._identified(self._chat_event(ChatChunkChoice(index=index, delta=delta)))
             for index in self._answer.choices
             for delta in deltas
         )
 
     def events(self, pieces: Mapping[int, Piece]) -> bytes:
         """One event for each piece with anything in it, and the end if this was the last."""
-        events = [
-            self._text_event(index, piece.text)
-            if index in self._around_text and piece.is_text
-            else self._chunk(index, piece)
-            for index, piece in pieces.items()
-            if self._is_worth_an_event(index, piece)
-        ]
+        events = []
+        for index, piece in pieces.items():
+            if not self._is_worth_an_event(index, piece):
+                continue
+            choice = self._answer.choices[index]
+            self._had[index] = Had(choice.count, choice.finished)
+            plain = index in self._around_text and piece.is_text
+            chunk = self._text_event(index, piece.text) if plain else self._chunk(index, piece)
+            events.append(self._identified(chunk))
         if self._answer.finished:
             events.append(self._end())
         return b"".join(events)
@@ -108,6 +118,12 @@ class Renderer:
         shows_tokens = bool(self._generation.body.return_token_ids and piece.tokens)
         said = piece.text or piece.reasoning or piece.calls
         return bool(said or piece.entries or piece.finish or first or shows_tokens)
+
+    def _identified(self, event: bytes) -> bytes:
+        """An event with its id, which says what the client has behind it."""
+        if not self._ticket:
+            return event
+        return b"id: %s\n%s" % (event_id(self._ticket, self._had.values()).encode(), event)
 
     def _chunk(self, index: int, piece: Piece) -> bytes:
         if self._generation.kind == "completion":

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import errno
 import os
+import secrets
 import socket
 import sys
 import tempfile
@@ -152,10 +153,11 @@ def stages(settings: ServeSettings) -> list[list[Child]]:
     scheduler = service("scheduler", flags(settings, SchedulerSettings))
     worker = service("worker", flags(settings, WorkerSettings))
     # Every user of the machine can read a process's arguments, but not its environment.
-    gateway = service(
-        "gateway", flags(dataclasses.replace(settings, api_key=None), GatewaySettings)
-    )
-    secret = {"PAGEFLEET_API_KEY": settings.api_key} if settings.api_key else {}
+    public = dataclasses.replace(settings, api_key=None, resume_secret=None)
+    gateway = service("gateway", flags(public, GatewaySettings))
+    secret = {"PAGEFLEET_RESUME_SECRET": settings.resume_secret or secrets.token_hex(32)}
+    if settings.api_key:
+        secret["PAGEFLEET_API_KEY"] = settings.api_key
     fds = [] if settings.fd is None else [settings.fd]
     return [
         [Child("scheduler", scheduler)],

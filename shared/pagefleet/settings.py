@@ -104,6 +104,10 @@ class GatewaySettings(ModelSettings):
     max_body_bytes: int = setting(
         2 * 2**20, "largest request body, for example 2MiB", least=1024, convert=parse_size
     )
+    resume_secret: str | None = setting(
+        None,
+        "gateways with the same one resume each other's streams; best set by the environment",
+    )
     shutdown_timeout: float = setting(30.0, "seconds that open streams have to end", least=0)
 
 

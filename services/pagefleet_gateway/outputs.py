@@ -1,0 +1,41 @@
+"""Parts of what the scheduler sends: outputs and logprobs cut at a token."""
+
+import msgspec
+
+from pagefleet.wire import Logprobs, Output
+
+
+def count(logprobs: Logprobs) -> int:
+    """Tokens that logprobs speak of."""
+    return len(logprobs.chosen) // 4
+
+
+def sliced(logprobs: Logprobs, start: int, end: int) -> Logprobs:
+    """Those of the tokens from `start` to before `end`."""
+    tokens = count(logprobs)
+    if start == 0 and end >= tokens:
+        return logprobs
+    width = len(logprobs.top) // max(tokens, 1)
+    return Logprobs(
+        logprobs.chosen[4 * start : 4 * end],
+        logprobs.top_ids[width * start : width * end],
+        logprobs.top[width * start : width * end],
+    )
+
+
+def parted(output: Output, tokens: int) -> tuple[Output, Output]:
+    """The first `tokens` tokens of an output, which do not end it, and all that follows."""
+    cut, logprobs = 4 * tokens, output.logprobs
+    first = msgspec.structs.replace(
+        output,
+        tokens=output.tokens[:cut],
+        logprobs=logprobs and sliced(logprobs, 0, tokens),
+        finish=None,
+    )
+    rest = msgspec.structs.replace(
+        output,
+        position=output.position + tokens,
+        tokens=output.tokens[cut:],
+        logprobs=logprobs and sliced(logprobs, tokens, len(output.tokens)),
+    )
+    return first, rest

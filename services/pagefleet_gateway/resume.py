@@ -1,0 +1,103 @@
+"""A stream that broke goes on at any gateway: the id of an event says what its reader has.
+
+    id: <ticket>.<position>-<position>-...
+
+The ticket names the answer and its seed, and is signed together with the body and the tenant it was
+given for; whoever sends the same body with `Last-Event-ID` gets the rest of the very same stream.
+A position is the number of a choice's tokens behind the event, with a `!` where the choice has
+ended. The tokens are generated again with the same seed, which gives them again bit for bit, and
+what the reader has is passed over. Positions are not signed: a wrong one cheats nobody else.
+
+Gateways that are to take over from each other share a secret (`--resume-secret`).
+"""
+
+import hmac
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+import msgspec
+
+from pagefleet_gateway.errors import ApiError, bad_request, http_error
+
+_SIGNATURE_BYTES = 16
+_LONGEST_ID = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Had:
+    """What the reader of a stream has of one choice."""
+
+    count: int
+    """Tokens."""
+    finished: bool = False
+
+
+class Ticket(msgspec.Struct, frozen=True, array_like=True):
+    """What makes a stream again, besides its request's body."""
+
+    answer: str
+    """The id that the client sees."""
+    seed: int
+    tenant: bytes
+    """A digest; whose stream it is."""
+
+    def sign(self, secret: bytes, body: bytes) -> str:
+        """The ticket as text without dots, valid for this body alone."""
+        content = msgspec.msgpack.encode(self)
+        signed = content + _signature(secret, content, body)
+        return urlsafe_b64encode(signed).rstrip(b"=").decode()
+
+
+def event_id(ticket: str, had: Iterable[Had]) -> str:
+    """The id of an event after which the reader has so much of each choice."""
+    return ticket + "." + "-".join(f"{each.count}{'!' * each.finished}" for each in had)
+
+
+def read_event_id(
+    text: str, secret: bytes, body: bytes, tenant: bytes
+) -> tuple[Ticket, Mapping[int, Had]]:
+    """The ticket and what the reader has of each choice.
+
+    Raises:
+        ApiError: 400, it is no id of ours; 403, it is somebody else's; 410, it is of another body
+            or of a gateway with another secret, so that its stream cannot be made again.
+    """
+    encoded, _, positions = text.partition(".")
+    malformed = bad_request("Last-Event-ID is not the id of an event of a stream.", "Last-Event-ID")
+    if len(text) > _LONGEST_ID or not text.isascii():
+        raise malformed
+    try:
+        signed = urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+        content, signature = signed[:-_SIGNATURE_BYTES], signed[-_SIGNATURE_BYTES:]
+        ticket = msgspec.msgpack.decode(content, type=Ticket)
+        had = [_read_position(position) for position in positions.split("-")]
+    except (Base64Error, msgspec.DecodeError, ValueError):
+        raise malformed from None
+    if not hmac.compare_digest(signature, _signature(secret, content, body)):
+        text = "This stream cannot be resumed: its id is of another body, or of other gateways."
+        raise http_error(410, text, "gone")
+    if not hmac.compare_digest(ticket.tenant, tenant):
+        raise ApiError(
+            403,
+            "This stream is another client's.",
+            type="permission_error",
+            code="not_your_stream",
+        )
+    return ticket, dict(enumerate(had))
+
+
+def _read_position(text: str) -> Had:
+    count = text.removesuffix("!")
+    if not count.isdecimal() or len(count) > 9:
+        raise ValueError(text)
+    return Had(int(count), text.endswith("!"))
+
+
+def _signature(secret: bytes, content: bytes, body: bytes) -> bytes:
+    digest = sha256(body).digest()
+    return hmac.digest(secret, b"pagefleet stream\0" + digest + content, "sha256")[
+        :_SIGNATURE_BYTES
+    ]

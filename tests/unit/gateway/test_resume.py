@@ -1,0 +1,155 @@
+"""A stream that is cut anywhere and resumed is the stream that was not cut."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pagefleet.wire import Finish, Output, pack_ints, unpack_ints
+from pagefleet_gateway.answer import Answer
+from pagefleet_gateway.errors import ApiError
+from pagefleet_gateway.generation import (
+    Generation,
+    Limits,
+    resumed,
+    understand_chat,
+    understand_completion,
+)
+from pagefleet_gateway.link import News
+from pagefleet_gateway.resume import Had, Ticket, event_id, read_event_id
+from pagefleet_gateway.stream import DONE, Renderer
+from tests.unit.gateway.fake_scheduler import logprobs_of
+from tests.unit.gateway.served import echo_model
+
+SECRET, TENANT = b"secret", b"tenant"
+TEXT = "Grüße 👩‍🚀 und mehr END davon"
+
+
+def understood(body: bytes, chat: bool) -> Generation:
+    understand = understand_chat if chat else understand_completion
+    return understand(body, echo_model(), Limits(max_model_len=4096))
+
+
+def news_of(generation: Generation, draw: random.Random) -> list[News]:
+    """What a scheduler sends for each choice that goes on, in pieces of any size."""
+    news: list[News] = []
+    width = generation.params.logprobs
+    for submit in generation.unfinished:
+        for choice in submit.choices:
+            tokens = list(f"{choice.index}{TEXT}".encode())
+            at = 0
+            while at < len(tokens) and not choice.finished:
+                piece = tokens[at : at + draw.randint(1, 9)]
+                last = at + len(piece) == len(tokens)
+                logprobs = None if width is None else logprobs_of(piece, width)
+                finish = Finish.LENGTH if last else None
+                news.append(
+                    Output(submit.request, 1, choice.index, at, pack_ints(piece), logprobs, finish)
+                )
+                at += len(piece)
+    return news
+
+
+def events(body: bytes, chat: bool, last_id: str | None = None) -> list[tuple[str, Any]]:
+    """(id, chunk) of the events of a stream, from the beginning or behind an id."""
+    generation = understood(body, chat)
+    if last_id is not None:
+        generation = resumed(generation, *read_event_id(last_id, SECRET, body, TENANT))
+    ticket = Ticket(generation.id, generation.params.seed, TENANT).sign(SECRET, body)
+    answer = Answer(generation, echo_model())
+    renderer = Renderer(answer, echo_model(), 5, ticket)
+    content = renderer.start()
+    news = news_of(generation, random.Random(random.randrange(2**32)))
+    for item in news:
+        if not answer.finished:
+            content += renderer.events(answer.take([item]))
+    if not news:
+        content += renderer.events({})
+    *parts, done, rest = content.split(b"\n\n")
+    assert (done + b"\n\n", rest) == (DONE, b"")
+    found = []
+    for part in parts:
+        *ids, data = part.decode().split("\n")
+        identity = ids[0].removeprefix("id: ") if ids else ""
+        found.append((identity, json.loads(data.removeprefix("data: "))))
+    return found
+
+
+def told(chunks: list[tuple[str, Any]]) -> dict[int, tuple[str, list[str], str | None]]:
+    """Text, tokens and finish of each choice."""
+    said: dict[int, tuple[str, list[str], str | None]] = {}
+    for _, chunk in chunks:
+        for choice in chunk["choices"]:
+            text, tokens, finish = said.get(choice["index"], ("", [], None))
+            text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            logprobs = choice.get("logprobs") or {}
+            tokens = tokens + (logprobs.get("tokens") or logprobs.get("content") or [])
+            assert finish is None or choice["finish_reason"] is None
+            said[choice["index"]] = text, tokens, choice["finish_reason"] or finish
+    return said
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"n": 3}, {"stop": ["END"]}, {"n": 2, "stop": ["davon"], "logprobs": 2}, {"echo": True}],
+)
+def test_cut_behind_any_event(chat: bool, fields: dict[str, Any]) -> None:
+    if chat:
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "ab"}]}
+        if "logprobs" in fields:
+            fields = fields | {"logprobs": True, "top_logprobs": 2}
+        if "echo" in fields:
+            fields = {}
+    else:
+        body = {"prompt": "ab"}
+    sent = json.dumps(body | {"max_tokens": 999, "stream": True} | fields).encode()
+    whole = events(sent, chat)
+    for cut, (identity, chunk) in enumerate(whole, 1):
+        rest = events(sent, chat, identity)
+        assert told(whole[:cut] + rest) == told(whole)
+        assert {each["id"] for _, each in rest} <= {chunk["id"]}
+
+
+def test_the_seed_of_a_resumed_stream_is_the_first_one_s() -> None:
+    body = json.dumps({"prompt": "ab", "stream": True}).encode()
+    first = understood(body, chat=False)
+    ticket = Ticket(first.id, first.params.seed, TENANT)
+    name = event_id(ticket.sign(SECRET, body), [Had(3)])
+    again = resumed(understood(body, chat=False), *read_event_id(name, SECRET, body, TENANT))
+    assert again.params == first.params
+    assert again.submits == [replace(first.submits[0], request=again.submits[0].request)]
+
+
+def test_what_cannot_be_resumed_is_said() -> None:
+    body = json.dumps({"prompt": "ab", "stream": True, "n": 2}).encode()
+    name = event_id(Ticket("x", 1, TENANT).sign(SECRET, body), [Had(1), Had(2, True)])
+    ticket, had = read_event_id(name, SECRET, body, TENANT)
+    assert (ticket.answer, had) == ("x", {0: Had(1), 1: Had(2, True)})
+    for text, secret, sent, tenant, status in (
+        (name, SECRET, body, b"other", 403),
+        (name, b"other", body, TENANT, 410),
+        (name, SECRET, body + b" ", TENANT, 410),
+        (name[:-4], SECRET, body, TENANT, 400),
+        ("", SECRET, body, TENANT, 400),
+        ("é.1", SECRET, body, TENANT, 400),
+        ("x" * 5000, SECRET, body, TENANT, 400),
+        (name[8:], SECRET, body, TENANT, 400),
+    ):
+        with pytest.raises(ApiError) as caught:
+            read_event_id(text, secret, sent, tenant)
+        assert caught.value.status == status, text
+    with pytest.raises(ApiError) as caught:
+        resumed(understood(body, chat=False), ticket, {0: Had(1)})
+    assert caught.value.status == 410
+
+
+def test_unpacked_positions_count_tokens() -> None:
+    """The id of the last event of a choice says all of its tokens, and that it has ended."""
+    body = json.dumps({"prompt": "ab", "stream": True, "max_tokens": 999}).encode()
+    chunks = events(body, chat=False)
+    (had,) = read_event_id(chunks[-1][0], SECRET, body, TENANT)[1].values()
+    news = news_of(understood(body, chat=False), random.Random(1))
+    assert had == Had(sum(len(unpack_ints(item.tokens)) for item in news), True)  # type: ignore[union-attr]
