@@ -132,6 +132,7 @@ class Cell:
                 f"gateway-{number}",
                 f"--model={model}",
                 f"--gateway-endpoint={fronts['gateways']}",
+                "--resume-secret=shared by these gateways",
                 f"--fd={listener.fileno()}",
                 fds=[listener.fileno()],
             )
@@ -201,11 +202,10 @@ class Cell:
         """The sum of a figure over all labels that contain `name`."""
         return sum(value for key, value in self.figures(gateway).items() if name in key)
 
-    def held_blocks(self):
-        """Blocks in use, and blocks that are none of used, cached and free."""
-        figures = self.figures()
-        used = sum(v for k, v in figures.items() if "pagefleet_blocks" in k and '"used"' in k)
-        return int(used)
+    def held_blocks(self, gateway=0):
+        """Blocks that sequences hold, on all workers; -1 while the gateway does not know."""
+        blocks = {k: v for k, v in self.figures(gateway).items() if "pagefleet_blocks" in k}
+        return int(sum(v for k, v in blocks.items() if '"used"' in k)) if blocks else -1
 
     def settle(self, seconds=PATIENCE):
         """Start what is dead, and wait until nothing is left of the requests, anywhere."""
@@ -218,7 +218,7 @@ class Cell:
             wait_until(
                 lambda g=gateway: self._is_idle(g),
                 seconds,
-                lambda g=gateway: f"{self.health(g)}, {self.held_blocks()} blocks held",
+                lambda g=gateway: f"{self.health(g)}, {self.held_blocks(g)} blocks held",
             )
         for service in self.services:
             if service.at_rest is None:
@@ -235,7 +235,7 @@ class Cell:
             status == 200
             and health["workers"] == len(self.workers)
             and health["running"] == health["waiting"] == 0
-            and self.held_blocks() == 0
+            and self.held_blocks(gateway) == 0
         )
 
 
