@@ -239,7 +239,7 @@ def _seek(arguments: Any, cursor: Cursor, number: int) -> Cursor:
 
 
 @device
-def _run(narrow: Any, wide: Any, arguments: Any) -> None:
+def run_attention(narrow: Any, wide: Any, arguments: Any) -> None:
     """Takes tasks until there are none left, each a little before it is needed."""
     own = arguments.rooms + thread_number(arguments) * arguments.room_size
     room = layout(wide, own, arguments.capacity)
@@ -261,53 +261,77 @@ def _run(narrow: Any, wide: Any, arguments: Any) -> None:
         cursor = following
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """What follows from a model's shape alone."""
 
-    kernel: Kernel
+    narrow: Block
+    wide: Block
     group: int
     tokens_per_task: int
     capacity: int
     room_size: int
     partial_size: int
 
+    @classmethod
+    def of(cls, dtype: torch.dtype, head_size: int, query_heads: int, heads: int) -> "Shape":
+        """How heads of `head_size` are computed."""
+        group = query_heads // heads
+        narrow = Block(FORMATS[dtype], head_size, -(-group // -(-group // 4)))
+        wide = Block(FORMATS[dtype], head_size, 6, packed=True)
+        tokens_per_task = max(_QUERIES // group, 1)
+        capacity = tokens_per_task * group + wide.queries
+        return cls(
+            narrow,
+            wide,
+            group,
+            tokens_per_task,
+            capacity,
+            room_size(wide, capacity),
+            -(-group // narrow.queries) * narrow.queries * narrow.state_bytes,
+        )
+
+    def scratch(self, threads: int, rows: int, heads: int, slots: int) -> tuple[int, int, int]:
+        """Addresses of rooms, partials and arrivals for a step of `rows` over tables of `slots`."""
+        splits = -(-slots // TILE)
+        return (
+            _scratch.address("rooms", self.room_size * threads),
+            _scratch.address("partials", rows * heads * splits * self.partial_size),
+            _scratch.address("arrivals", rows * 8),
+        )
+
+
+_shape = functools.cache(Shape.of)
+
 
 @functools.cache
-def _shape(dtype: torch.dtype, head_size: int, query_heads: int, heads: int) -> _Shape:
-    """Compiles the kernel for a shape, or finds it in the cache."""
-    group = query_heads // heads
-    narrow = Block(FORMATS[dtype], head_size, -(-group // -(-group // 4)))
-    wide = Block(FORMATS[dtype], head_size, 6, packed=True)
+def _kernel(narrow: Block, wide: Block) -> Kernel:
+    """The compiled kernel for a shape."""
 
     def attention_kernel(pointer: Any) -> None:
-        _run(narrow, wide, carray(pointer, 1)[0])
+        run_attention(narrow, wide, carray(pointer, 1)[0])
 
-    tokens_per_task = max(_QUERIES // group, 1)
-    capacity = tokens_per_task * group + wide.queries
-    return _Shape(
-        Kernel(attention_kernel, Arguments),
-        group,
-        tokens_per_task,
-        capacity,
-        room_size(wide, capacity),
-        -(-group // narrow.queries) * narrow.queries * narrow.state_bytes,
-    )
+    return Kernel(attention_kernel, Arguments)
 
 
 _scratch = Scratch()
 
 
+def supports(dtype: torch.dtype, head_size: int) -> bool:
+    """Whether there is a kernel for such heads."""
+    return dtype in FORMATS and head_size % 8 == 0
+
+
 def warm_up(dtype: torch.dtype, query_heads: int, heads: int, head_size: int) -> None:
     """Compiles what `attention` needs for a model, or loads it; seconds or milliseconds."""
-    if dtype in FORMATS and head_size % 8 == 0:
-        _shape(dtype, head_size, query_heads, heads)
+    if supports(dtype, head_size):
+        shape = _shape(dtype, head_size, query_heads, heads)
+        _kernel(shape.narrow, shape.wide)
 
 
 def _supported(query: Tensor, key_cache: Tensor, value_cache: Tensor, tables: Tensor) -> bool:
     return (
-        query.dtype in FORMATS
+        supports(query.dtype, query.shape[2])
         and query.dtype == key_cache.dtype == value_cache.dtype
-        and query.shape[2] % 8 == 0
         and query.stride()[1:] == (query.shape[2], 1)
         and key_cache.is_contiguous()
         and value_cache.is_contiguous()
@@ -340,18 +364,16 @@ def attention(
     rows, width = tables.shape
     shape = _shape(query.dtype, head_size, query.shape[1], heads)
     threads = torch.get_num_threads()
-    splits = -(-width * block_size // TILE)
+    rooms, partials, arrivals = shape.scratch(threads, rows, heads, width * block_size)
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
-    shape.kernel(
+    _kernel(shape.narrow, shape.wide)(
         threads,
         query.data_ptr(), query.stride(0) * query.element_size(), output.data_ptr(),
         key_cache.data_ptr(), value_cache.data_ptr(), tables.data_ptr(), tables.stride(0) * 4,
         starts.data_ptr(), offsets.data_ptr(), rows, heads,
         shape.group, block_size, shape.tokens_per_task, shape.capacity,
         window, 0 if slopes is None else slopes.data_ptr(),
-        _scratch.address("rooms", shape.room_size * threads), shape.room_size,
-        _scratch.address("partials", rows * heads * splits * shape.partial_size),
-        shape.partial_size, _scratch.address("arrivals", rows * 8),
+        rooms, shape.room_size, partials, shape.partial_size, arrivals,
         scale, softcap,
     )  # fmt: skip
     return output

@@ -91,7 +91,8 @@ def _write_token(form: Any, arguments: Any, token: int) -> None:
 
 
 @device
-def _run(form: Any, arguments: Any) -> None:
+def run_cache(form: Any, arguments: Any) -> None:
+    """Takes tokens until there are none left."""
     token = next_task(arguments)
     while token < arguments.tokens:
         _write_token(form, arguments, token)
@@ -106,7 +107,7 @@ def _kernel(form: Format) -> Kernel:
     """The compiled kernel for numbers in `form`."""
 
     def cache_kernel(pointer: Any) -> None:
-        _run(form, carray(pointer, 1)[0])
+        run_cache(form, carray(pointer, 1)[0])
 
     return Kernel(cache_kernel, Arguments)
 

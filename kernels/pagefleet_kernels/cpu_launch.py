@@ -110,21 +110,38 @@ class Kernel:
             team(self._address, here, threads, 0)
 
 
+def barrier_address() -> int:
+    """Of a function at which the threads of a call wait for each other; 0 if there is none."""
+    runtime = _runtime()
+    if runtime is None:
+        return 0
+    return ctypes.cast(runtime.GOMP_barrier, ctypes.c_void_p).value or 0
+
+
 def threads_for(numbers: int) -> int:
     """Threads for an element-wise kernel over so many numbers."""
     return torch.get_num_threads() if numbers > 2 * _WORTH_A_THREAD else 1
 
 
 @functools.cache
-def _team() -> Callable[[int, int, int, int], None] | None:
-    """`GOMP_parallel` of the OpenMP runtime that torch uses, if there is one."""
+def _runtime() -> ctypes.CDLL | None:
+    """The OpenMP runtime that torch uses, if it has the entry points of GNU's."""
     library = pathlib.Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     for source in (None, str(library)):
         try:
-            return _PARALLEL(("GOMP_parallel", ctypes.CDLL(source)))
-        except (AttributeError, OSError):
+            runtime = ctypes.CDLL(source)
+        except OSError:
             continue
+        if hasattr(runtime, "GOMP_parallel") and hasattr(runtime, "GOMP_barrier"):
+            return runtime
     return None
+
+
+@functools.cache
+def _team() -> Callable[[int, int, int, int], None] | None:
+    """Calls a function on a team of threads, if there is a runtime that can."""
+    runtime = _runtime()
+    return None if runtime is None else _PARALLEL(("GOMP_parallel", runtime))
 
 
 class Scratch(threading.local):

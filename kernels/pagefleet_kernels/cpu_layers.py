@@ -107,7 +107,8 @@ def _gate(form: Any, arguments: Any, row: int) -> None:
 
 
 @device
-def _run_norm(form: Any, arguments: Any) -> None:
+def run_norm(form: Any, arguments: Any) -> None:
+    """Takes rows until there are none left."""
     begin = next_task(arguments) * _ROWS_OF_A_TASK
     size = arguments.size * form.itemsize
     while begin < arguments.rows:
@@ -132,7 +133,7 @@ def _norm_kernel(form: Format) -> Kernel:
     """The compiled norms for numbers in `form`."""
 
     def compiled_norm(pointer: Any) -> None:
-        _run_norm(form, carray(pointer, 1)[0])
+        run_norm(form, carray(pointer, 1)[0])
 
     return Kernel(compiled_norm, NormArguments)
 

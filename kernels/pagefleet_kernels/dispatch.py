@@ -1,12 +1,18 @@
 """Which kernels a worker runs: one place that looks at the device, so that no model has to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pagefleet_kernels import reference
+from pagefleet_kernels.layers import DecoderLayer, Layer, Stack, StackShape
+
+
+def _no_stack(
+    layers: Sequence[DecoderLayer], norm: Tensor, cos_sin: Tensor, shape: StackShape
+) -> None: ...
 
 
 def _nothing_to_compile(
@@ -20,7 +26,8 @@ class Kernels:
     `reference`.
 
     `warm_up(dtype, query heads, key/value heads, head size)` compiles everything that a model of
-    this shape will call, so that no step waits for a compiler.
+    this shape will call, so that no step waits for a compiler. `stack(layers, norm, cosines and
+    sines, shape)` makes one call of all layers of a decoder, where the device gains by that.
     """
 
     name: str
@@ -31,6 +38,10 @@ class Kernels:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_mul: Callable[[Tensor], Tensor]
+    linear: Callable[[Tensor, Tensor | None], Layer]
+    gated: Callable[[Tensor, Tensor | None], Layer]
+    head: Callable[[Tensor], Layer]
+    stack: Callable[[Sequence[DecoderLayer], Tensor, Tensor, StackShape], Stack | None] = _no_stack
     warm_up: Callable[[torch.dtype, int, int, int], None] = _nothing_to_compile
 
 
@@ -43,6 +54,9 @@ REFERENCE = Kernels(
     rms_norm=reference.rms_norm,
     add_rms_norm=reference.add_rms_norm,
     silu_mul=reference.silu_mul,
+    linear=reference.linear,
+    gated=reference.gated,
+    head=reference.head,
 )
 
 
@@ -56,6 +70,10 @@ def select(device: torch.device) -> Kernels:
 def _triton() -> Kernels:
     from pagefleet_kernels import triton_activation, triton_attention, triton_cache, triton_norm
 
+    def gated(weight: Tensor, bias: Tensor | None) -> Layer:
+        gate_up = reference.linear(weight, bias)
+        return lambda values: triton_activation.silu_mul(gate_up(values))
+
     return Kernels(
         "triton",
         attention=triton_attention.attention,
@@ -65,16 +83,21 @@ def _triton() -> Kernels:
         rms_norm=triton_norm.rms_norm,
         add_rms_norm=triton_norm.add_rms_norm,
         silu_mul=triton_activation.silu_mul,
+        linear=reference.linear,
+        gated=gated,
+        head=reference.head,
     )
 
 
 def _cpu() -> Kernels:
-    from pagefleet_kernels import cpu_attention, cpu_cache, cpu_layers
+    from pagefleet_kernels import cpu_attention, cpu_cache, cpu_layers, cpu_linear, cpu_stack
 
     def warm_up(dtype: torch.dtype, query_heads: int, heads: int, head_size: int) -> None:
         cpu_attention.warm_up(dtype, query_heads, heads, head_size)
         cpu_cache.warm_up(dtype)
         cpu_layers.warm_up(dtype)
+        cpu_linear.warm_up(dtype)
+        cpu_stack.warm_up(dtype, query_heads, heads, head_size)
 
     return Kernels(
         "numba",
@@ -85,5 +108,9 @@ def _cpu() -> Kernels:
         rms_norm=cpu_layers.rms_norm,
         add_rms_norm=cpu_layers.add_rms_norm,
         silu_mul=cpu_layers.silu_mul,
+        linear=cpu_linear.linear,
+        gated=cpu_linear.gated,
+        head=cpu_linear.head,
+        stack=cpu_stack.stack,
         warm_up=warm_up,
     )

@@ -11,7 +11,10 @@ Everything computes in the dtype of `query`, upcast to at least float32; call wi
 for an oracle.
 """
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -166,7 +169,29 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         [T, size] in the dtype of `gate_up`; rounded once before the product and once after.
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
+    return F.silu(gate) * up
+
+
+def linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """Makes the layer y = x W^T + b; it takes [T, inputs] and gives [T, outputs].
+
+    Args:
+        weight: [outputs, inputs].
+        bias: [outputs].
+    """
+    return lambda values: F.linear(values, weight, bias)
+
+
+def gated(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """Makes the layer `silu_mul`(x W^T + b); it gives half as many numbers as W has rows."""
+    gate_up = linear(weight, bias)
+    return lambda values: silu_mul(gate_up(values))
+
+
+def head(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """Makes the layer y = x W^T, whose y is float32."""
+    scores = linear(weight)
+    return lambda values: scores(values).float()
 
 
 def copy_blocks(caches: Tensor, pairs: Tensor) -> None:

@@ -12,9 +12,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagefleet_kernels.dispatch import Kernels
+from pagefleet_kernels.layers import DecoderLayer, StackShape
 from pagefleet_worker.batch import Batch, pad_rows
 from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.weights import DecoderWeights, LayerWeights
+
+
+def prepare_layer(weights: LayerWeights, kernels: Kernels) -> DecoderLayer:
+    """A layer whose matrices are as `kernels` want them."""
+    return DecoderLayer(
+        attention_norm=weights.attention_norm,
+        qkv=kernels.linear(weights.qkv, weights.qkv_bias),
+        query_norm=weights.query_norm,
+        key_norm=weights.key_norm,
+        output=kernels.linear(weights.output, weights.output_bias),
+        mlp_norm=weights.mlp_norm,
+        gated=kernels.gated(weights.gate_up, weights.gate_up_bias),
+        down=kernels.linear(weights.down, weights.down_bias),
+    )
 
 
 class Decoder:
@@ -29,21 +44,26 @@ class Decoder:
         progress: Callable[[], None],
     ) -> None:
         self.config = config
-        self.weights = weights
-        self._kernels = kernels
+        self.kernels = kernels
+        self.layers = [prepare_layer(layer, kernels) for layer in weights.layers]
+        self._embedding, self._norm = weights.embedding, weights.norm
+        self._head = kernels.head(weights.head)
         self._progress = progress
         cos_sin = config.rope.table(config.head_dim, max_positions)
         self._cos_sin = cos_sin.to(weights.embedding.device)
+        heads = (config.heads, config.kv_heads, config.head_dim)
+        shape = StackShape(*heads, config.windows, config.norm_eps)
+        self._stack = kernels.stack(self.layers, self._norm, self._cos_sin, shape)
 
     @property
     def dtype(self) -> torch.dtype:
         """That of the weights."""
-        return self.weights.embedding.dtype
+        return self._embedding.dtype
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.weights.embedding.device
+        return self._embedding.device
 
     def hidden(self, batch: Batch, pool: Tensor) -> Tensor:
         """Run all layers over the batch; keys and values are written to the pool.
@@ -53,19 +73,33 @@ class Decoder:
             pool: [layers, 2, N, G, S, D].
 
         Returns:
-            [P, hidden size], normed, for `logits`.
+            [T or P, hidden size], normed, for `logits`; the next step may overwrite it.
         """
-        weights, kernels, eps = self.weights, self._kernels, self.config.norm_eps
-        residual = F.embedding(batch.ids, weights.embedding)
-        normed = kernels.rms_norm(residual, weights.layers[0].attention_norm, eps)
-        next_norms = [layer.attention_norm for layer in weights.layers[1:]] + [weights.norm]
+        if self._stack is None:
+            return self.hidden_by_layer(batch, pool)
+        return self._stack.run(
+            F.embedding(batch.ids[: len(batch.slots)], self._embedding),
+            pool,
+            batch.positions,
+            batch.slots,
+            batch.tables,
+            batch.starts,
+            batch.offsets,
+            self._progress,
+        )
+
+    def hidden_by_layer(self, batch: Batch, pool: Tensor) -> Tensor:
+        """`hidden`, one kernel after another."""
+        kernels, eps = self.kernels, self.config.norm_eps
+        residual = F.embedding(batch.ids, self._embedding)
+        normed = kernels.rms_norm(residual, self.layers[0].attention_norm, eps)
+        next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self._norm]
         for layer, next_norm, window, caches in zip(
-            weights.layers, next_norms, self.config.windows, pool, strict=True
+            self.layers, next_norms, self.config.windows, pool, strict=True
         ):
             attended = self._attention(layer, normed, window, batch, caches)
             normed, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, eps)
-            gate_up = F.linear(normed, layer.gate_up, layer.gate_up_bias)
-            gated = F.linear(kernels.silu_mul(gate_up), layer.down, layer.down_bias)
+            gated = layer.down(layer.gated(normed))
             normed, residual = kernels.add_rms_norm(gated, residual, next_norm, eps)
             self._progress()
         return normed
@@ -74,21 +108,20 @@ class Decoder:
         """The vocabulary's scores at some tokens.
 
         Args:
-            hidden: [P, hidden size], from `hidden`.
+            hidden: from `hidden`.
             rows: int64 [L], which of its rows.
 
         Returns:
             float32 [L, vocabulary size].
         """
-        scores = F.linear(hidden[pad_rows(rows)], self.weights.head)
-        return scores[: len(rows)].float()
+        return self._head(hidden[pad_rows(rows)])[: len(rows)]
 
     def _attention(
-        self, layer: LayerWeights, normed: Tensor, window: int, batch: Batch, caches: Tensor
+        self, layer: DecoderLayer, normed: Tensor, window: int, batch: Batch, caches: Tensor
     ) -> Tensor:
-        config, kernels = self.config, self._kernels
+        config, kernels = self.config, self.kernels
         tokens, head_dim = len(batch.slots), config.head_dim
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias)[:tokens].view(tokens, -1, head_dim)
+        qkv = layer.qkv(normed)[:tokens].view(tokens, -1, head_dim)
         query, key, value = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], 1)
         if layer.query_norm is not None and layer.key_norm is not None:
             query = kernels.rms_norm(query, layer.query_norm, config.norm_eps)
@@ -106,4 +139,4 @@ class Decoder:
             scale=head_dim**-0.5,
             window=window,
         )
-        return F.linear(pad_rows(attended.flatten(1)), layer.output, layer.output_bias)
+        return layer.output(pad_rows(attended.flatten(1)))

@@ -6,7 +6,7 @@ the memory-mapped file, so that the model is never held twice. Names are those o
 Llama family; a source of another naming translates. Pickled weights are never read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,10 +46,14 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """A whole decoder; `head` is `embedding` itself where the model ties them."""
+    """A whole decoder; `head` is `embedding` itself where the model ties them.
+
+    Layers are read when they are taken, once: whoever makes something else of each never holds
+    the model twice.
+    """
 
     embedding: Tensor
-    layers: tuple[LayerWeights, ...]
+    layers: Iterable[LayerWeights]
     norm: Tensor
     head: Tensor
 
@@ -90,10 +94,10 @@ def load_weights(
     device: torch.device,
     progress: Progress,
 ) -> DecoderWeights:
-    """Load the weights of a prepared model.
+    """Load the weights of a prepared model; taking the layers from what is returned loads them.
 
     Raises:
-        ModelError: the files do not hold what the config says.
+        ModelError: the files do not hold what the config says; the layers raise it too.
     """
     source = _open(files, config)
     outer, inner = _outer_tensors(config), _layer_tensors(config)
@@ -108,10 +112,10 @@ def load_weights(
             progress(loaded, total)
         return made
 
-    layers = tuple(
+    rest = load(outer, "")
+    layers = (
         LayerWeights(**load(inner, f"model.layers.{index}.")) for index in range(config.layers)
     )
-    rest = load(outer, "")
     return DecoderWeights(layers=layers, **{"head": rest["embedding"], **rest})
 
 

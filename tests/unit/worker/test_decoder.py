@@ -2,6 +2,7 @@ import random
 from array import array
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -113,6 +114,22 @@ def test_bits_do_not_depend_on_the_batch(
     for chunk in (lambda: 1, lambda: LONGEST, lambda: generator.randint(1, 40)):
         for together, expected in zip(model.logits(prompts, chunk, generator), alone, strict=True):
             assert torch.equal(together, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama-biases", "mistral", "qwen3"])
+@torch.inference_mode()
+def test_all_layers_at_once_are_the_layers_one_by_one(
+    name: str, dtype: torch.dtype, prepared_model: Prepared, generator: random.Random
+) -> None:
+    model = Model(prepared_model(name), dtype)
+    prompts = random_prompts(generator, 4)
+    at_once = model.logits(prompts, lambda: generator.randint(1, 40), generator)
+    by_layer = model.decoder.hidden_by_layer
+    with patch.object(model.decoder, "hidden", by_layer):
+        alone = model.logits(prompts, lambda: LONGEST, generator)
+    for logits, expected in zip(at_once, alone, strict=True):
+        assert torch.equal(logits, expected)
 
 
 def test_every_layer_is_progress(prepared_model: Prepared, generator: random.Random) -> None:

@@ -1,0 +1,222 @@
+"""How fast a CPU worker computes steps by itself, beside what the machine allows.
+
+    python benchmarks/cpu_step.py [--dtype bfloat16] [--threads 1] [--model MODEL]
+
+The engine is driven by hand-made plans: no other process, no socket. A decode step of B rows at
+context c reads all weights and the rows' keys and values, and multiplies B rows with every matrix:
+its limit is the larger of both times, at the rates that this machine shows in the same run for a
+sum over memory and for a matrix product of the model's shapes at 256 rows. Figures are medians. On
+one thread time is that thread's own CPU time, which busy neighbours disturb least. The parts are
+timed in runs of their own, stage by stage; what those runs cost more is not in the step's time.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+
+from pagefleet.params import SamplingParams
+from pagefleet.prepared import prepared_folder
+from pagefleet.settings import DEFAULT_MODEL, WorkerSettings
+from pagefleet.wire import SAMPLED, Open, Plan, checksum, pack_ints
+from pagefleet_kernels.cpu_program import Program
+from pagefleet_worker.config import DecoderConfig, load_config
+from pagefleet_worker.engine import TorchEngine
+from pagefleet_worker.loading import load_engine
+
+PARTS = ("linear", "attention", "norm", "rotary", "logits")
+GREEDY = SamplingParams(max_tokens=1 << 20, seed=0, temperature=0)
+
+
+class Clock:
+    """Seconds of one run, in all and by part."""
+
+    def __init__(self) -> None:
+        self.now = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+        self.parts: dict[str, list[float]] = defaultdict(list)
+
+    def median(self, work: Callable[[], object], repeats: int) -> float:
+        """Median seconds of a call, after one that does not count."""
+        work()
+        seconds = []
+        for _ in range(repeats):
+            begin = self.now()
+            work()
+            seconds.append(self.now() - begin)
+        return statistics.median(seconds)
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, whose time is added to the last figure of `part`."""
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            begin = self.now()
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.parts[part][-1] += self.now() - begin
+
+        return run
+
+
+class Batch:
+    """Sequences that go on side by side, in an epoch of their own; what they begin with counts as
+    computed already.
+    """
+
+    def __init__(self, engine: TorchEngine, rows: int, context: int, room: int) -> None:
+        self.engine, self.position, self.step = engine, context, 0
+        width = -(-(context + room) // engine.facts.block_size)
+        blocks = torch.randperm(engine.facts.blocks)[: rows * width].view(rows, width)
+        self.tables = blocks.tolist()
+        self.crcs = [checksum(pack_ints(table)) for table in self.tables]
+        engine.reset()
+
+    def run(self, count: int = 1) -> None:
+        """One step in which every row goes on by `count` tokens, and samples one."""
+        opens, deltas, inputs = [], [], [SAMPLED] * len(self.tables)
+        if self.step == 0:
+            inputs = [1] * (count * len(self.tables))
+            prompt = pack_ints([1] * (self.position + count))
+            for slot, table in enumerate(self.tables):
+                opens.append(Open(slot, GREEDY, prompt, b"", [0]))
+                deltas += [each for entry in enumerate(table) for each in (slot, *entry)]
+        rows = [
+            number
+            for slot, (table, crc) in enumerate(zip(self.tables, self.crcs, strict=True))
+            for number in (slot, self.position, count, 1, len(table), crc)
+        ]
+        plan = Plan(
+            1,
+            self.step,
+            pack_ints(rows),
+            pack_ints(inputs),
+            opens=opens,
+            tables=pack_ints(deltas),
+        )
+        self.engine.launch(plan).result()
+        self.position, self.step = self.position + count, self.step + 1
+
+
+class Limits:
+    """What this machine can do in the model's terms."""
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, clock: Clock) -> None:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        layer = hidden * (2 * config.query_size + 2 * config.kv_size + 3 * inner)
+        self.body, self.head = config.layers * layer, hidden * config.vocab_size
+        self.itemsize = dtype.itemsize
+        self.kv_bytes = 2 * config.layers * config.kv_size * dtype.itemsize
+        memory = torch.ones(1 << 26)
+        self.read = memory.nbytes / clock.median(memory.sum, 9)
+        values, weight = (
+            torch.ones(256, hidden, dtype=dtype),
+            torch.ones(2 * inner, hidden).to(dtype),
+        )
+        product = clock.median(lambda: F.linear(values, weight), 21)
+        self.multiplied = 2 * values.numel() * 2 * inner / product
+
+    def seconds(self, rows: int, count: int, context: int) -> float:
+        """The least that a step of `rows` with `count` tokens each and one sample can take."""
+        read = (self.body + self.head) * self.itemsize + rows * context * self.kv_bytes
+        multiplied = 2 * rows * (count * self.body + self.head)
+        return max(read / self.read, multiplied / self.multiplied)
+
+
+@contextlib.contextmanager
+def apart(engine: TorchEngine, clock: Clock) -> Iterator[None]:
+    """Has the parts of steps timed, the stages of layers one by one."""
+    decoder, run = engine.decoder, Program.run
+
+    def run_apart(self: Program, first: int, last: int, threads: int) -> None:
+        for stage in range(first, last):
+            clock.timed(self[stage].name.lower(), run)(self, stage, stage + 1, threads)
+
+    logits = clock.timed("logits", decoder.logits)
+    with patch.object(Program, "run", run_apart), patch.object(decoder, "logits", logits):
+        yield
+
+
+def measure(
+    engine: TorchEngine, clock: Clock, repeats: int, run: Callable[[], None]
+) -> list[float]:
+    """Median seconds of a step, and of its `PARTS`."""
+    whole = clock.median(run, repeats)
+    clock.parts.clear()
+
+    def step() -> None:
+        for part in PARTS:
+            clock.parts[part].append(0.0)
+        run()
+
+    with apart(engine, clock):
+        clock.median(step, 3)
+    return [whole, *(statistics.median(clock.parts[part][1:]) for part in PARTS)]
+
+
+def line(rows: int, count: int, context: int, found: list[float], limit: float) -> str:
+    """One row of the table, in tokens a second and milliseconds."""
+    cells = [f"{1e3 * each:9.2f}" for each in (*found, found[0] - sum(found[1:]), limit)]
+    return (
+        f"{rows:4} {count:6} {context:7} {rows * count / found[0]:8.0f} "
+        f"{''.join(cells)} {limit / found[0]:6.0%}"
+    )
+
+
+def main() -> None:
+    """Prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rows", type=int, nargs="*", default=(1, 8, 32, 64))
+    parser.add_argument("--contexts", type=int, nargs="*", default=(128, 512, 1024))
+    parser.add_argument("--chunks", type=int, nargs="*", default=(128, 512), help="prefills")
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    longest = max(options.contexts, default=0) + options.repeats + 16
+    settings = WorkerSettings(
+        device="cpu",
+        dtype=options.dtype,
+        threads=options.threads,
+        num_blocks=max(options.rows, default=1) * -(-longest // 16) + 64,
+    )
+    begin = time.perf_counter()
+    folder = prepared_folder(options.model)
+    engine = load_engine(folder, settings, lambda: None)
+    print(f"loaded in {time.perf_counter() - begin:.1f} s; load {os.getloadavg()[0]:.1f}")
+    clock = Clock()
+    config = load_config(folder)
+    limits = Limits(config, engine.pool.dtype, clock)
+    print(
+        f"{engine.facts.numerics}, {options.threads} threads: a sum reads {limits.read / 1e9:.1f} "
+        f"GB/s, a product does {limits.multiplied / 1e9:.0f} GFLOP/s"
+    )
+    columns = ("ms a step", *PARTS, "others", "limit")
+    print("rows tokens context tokens/s" + "".join(f"{name:>9}" for name in columns) + "  of it")
+    for context in options.contexts:
+        for rows in options.rows:
+            batch = Batch(engine, rows, context, options.repeats + 5)
+            found = measure(engine, clock, options.repeats, batch.run)
+            print(line(rows, 1, context, found, limits.seconds(rows, 1, context)), flush=True)
+    for count in options.chunks:
+        prefill = partial(fill, engine, count)
+        found = measure(engine, clock, 5, prefill)
+        print(line(1, count, 0, found, limits.seconds(1, count, 0)), flush=True)
+
+
+def fill(engine: TorchEngine, tokens: int) -> None:
+    """One step over a whole prompt."""
+    Batch(engine, 1, 0, tokens).run(tokens)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""The inner loop of matrix products on the CPU: a tile of rows times a panel of a packed weight.
+
+A panel holds PANEL outputs. What is needed together lies together in it: for each input (in
+bfloat16 for each pair of inputs) one number (one pair) of every output. A tile of up to TILE_ROWS
+rows goes through a panel from the first input to the last with all its sums in registers; a number
+of the weight is loaded once for all rows, and an input is spread over the lanes (Goto and van de
+Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3), 2008, section 4).
+
+So each output is one chain of multiply-adds in the order of the inputs, in a lane of its own: the
+rows beside it cannot change a bit of it. A step of the chain in bfloat16 takes two inputs, by
+VDPBF16PS where the processor has it, else by two multiply-adds of the widened numbers. Sums are
+float32.
+"""
+
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+
+from pagefleet_kernels.cpu_ir import (
+    INTS,
+    LANES,
+    VECTOR,
+    Format,
+    at,
+    call,
+    floats,
+    intrinsic,
+    ints,
+    load,
+    splat,
+    store,
+)
+
+_FEATURES = binding.get_host_cpu_features()
+
+MULTIPLIES_BFLOAT16 = bool(_FEATURES.get("avx512bf16"))
+"""Whether the processor multiplies bfloat16 without widening it."""
+
+TILE_ROWS = 12 if _FEATURES.get("avx512f") else 3
+"""As many as leave registers for the weights and an input."""
+
+PANEL_VECTORS = 2
+PANEL = PANEL_VECTORS * LANES
+"""Outputs of a panel."""
+
+_VECTOR_BYTES = LANES * 4
+_WORD = types.int64
+_INT64 = ir.IntType(64)
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_BFLOATS = ir.VectorType(_BFloat(), 2 * LANES)
+
+
+def _paired(builder: Any, values: Any, weights: Any, total: Any) -> Any:
+    """total + the products of both numbers of each pair, by one instruction."""
+    kind = ir.FunctionType(VECTOR, [VECTOR, _BFLOATS, _BFLOATS])
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    pairs = [builder.bitcast(each, _BFLOATS) for each in (values, weights)]
+    return builder.call(function, [total, *pairs])
+
+
+def _widened(builder: Any, values: Any, weights: Any, total: Any) -> Any:
+    """The same by two multiply-adds, of the lower and of the upper numbers."""
+    lower = [builder.shl(each, ints(16)) for each in (values, weights)]
+    upper = [builder.and_(each, ints(-0x10000)) for each in (values, weights)]
+    for halves in (lower, upper):
+        factors = [builder.bitcast(half, VECTOR) for half in halves]
+        total = call(builder, "fma", *factors, total)
+    return total
+
+
+def _multiply_add(builder: Any, form: Format, values: Any, weights: Any, total: Any) -> Any:
+    if form is Format.FLOAT32:
+        return call(builder, "fma", values, weights, total)
+    return (_paired if MULTIPLIES_BFLOAT16 else _widened)(builder, values, weights, total)
+
+
+def _emit_product(
+    builder: Any,
+    form: Format,
+    rows: int,
+    values: Any,
+    stride: Any,
+    panel: Any,
+    steps: Any,
+    sums: Any,
+) -> None:
+    """The loop over the inputs for a number of rows; `steps` is at least 1."""
+    before = builder.block
+    body = builder.append_basic_block("inputs")
+    after = builder.append_basic_block("summed")
+    step_type = VECTOR if form is Format.FLOAT32 else INTS
+    sources = [builder.add(values, builder.mul(stride, _INT64(row))) for row in range(rows)]
+    builder.branch(body)
+    builder.position_at_end(body)
+    step = builder.phi(_INT64)
+    totals = [builder.phi(VECTOR) for _ in range(rows * PANEL_VECTORS)]
+    place = builder.add(panel, builder.mul(step, _INT64(PANEL * 4)))
+    weights = [
+        load(builder, at(builder, place, vector * _VECTOR_BYTES), step_type)
+        for vector in range(PANEL_VECTORS)
+    ]
+    offset = builder.mul(step, _INT64(4))
+    grown = []
+    for row, source in enumerate(sources):
+        scalar = load(builder, builder.add(source, offset), step_type.element)
+        spread = splat(builder, scalar)
+        for vector, weight in enumerate(weights):
+            total = totals[row * PANEL_VECTORS + vector]
+            grown.append(_multiply_add(builder, form, spread, weight, total))
+    following = builder.add(step, _INT64(1))
+    step.add_incoming(_INT64(0), before)
+    step.add_incoming(following, body)
+    for total, sum_ in zip(totals, grown, strict=True):
+        total.add_incoming(floats(0.0), before)
+        total.add_incoming(sum_, body)
+    builder.cbranch(builder.icmp_signed("<", following, steps), body, after)
+    builder.position_at_end(after)
+    for number, sum_ in enumerate(grown):
+        store(builder, sum_, at(builder, sums, number * _VECTOR_BYTES))
+
+
+@intrinsic
+def product(
+    typing: Any,
+    form: Any,
+    rows: Any,
+    values: Any,
+    stride: Any,
+    panel: Any,
+    steps: Any,
+    sums: Any,
+) -> Any:
+    """Rows times one panel.
+
+    Args:
+        form: of the values and the weights.
+        rows: how many, at most `TILE_ROWS`; 0 does nothing.
+        values: address of the first row; each begins on a boundary of its numbers.
+        stride: bytes from one row to the next.
+        panel: address of the panel.
+        steps: inputs in float32, pairs of inputs in bfloat16.
+        sums: address of float32 [rows, PANEL], which are written.
+    """
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, rows, *others = arguments
+        done = builder.append_basic_block("multiplied")
+        switch = builder.switch(rows, done)
+        for count in range(1, TILE_ROWS + 1):
+            block = builder.append_basic_block(f"rows_{count}")
+            switch.add_case(_INT64(count), block)
+            builder.position_at_end(block)
+            _emit_product(builder, form.value, count, *others)
+            builder.branch(done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    return types.void(form, *([_WORD] * 6)), lower
+
+
+@intrinsic
+def sums_of_a_tile(typing: Any) -> Any:
+    """Address of room for float32 [TILE_ROWS, PANEL] on the stack of the calling thread."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        room = cgutils.alloca_once(builder, VECTOR, size=TILE_ROWS * PANEL_VECTORS)
+        return builder.ptrtoint(room, _INT64)
+
+    return _WORD(), lower

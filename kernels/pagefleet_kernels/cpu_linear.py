@@ -1,0 +1,229 @@
+"""Linear layers on the CPU, over weights that are packed once (see `cpu_gemm` for how and why).
+
+A task is some rows times one panel. What follows a product at once is done while it is in the
+caches: the bias, the rounding, and for gates and values the activation (`reference.silu_mul`, with
+its roundings), whose panels hold sixteen gates and the sixteen values that they belong to.
+
+An output's bits depend on its row and on the weights alone, whatever the batch and the threads.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from numba import carray
+from torch import Tensor
+
+from pagefleet_kernels import cpu_layers, reference
+from pagefleet_kernels.cpu_gemm import PANEL, PANEL_VECTORS, TILE_ROWS, product, sums_of_a_tile
+from pagefleet_kernels.cpu_ir import LANES, Format, device
+from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_task
+from pagefleet_kernels.cpu_simd import (
+    add,
+    broadcast,
+    divide,
+    exp,
+    load_floats,
+    load_numbers,
+    multiply,
+    negative,
+    rounded,
+    store_few,
+    store_numbers,
+)
+
+_TASK_TILES = 8
+"""Tiles of rows that a task takes through a panel: their inputs stay in the second-level cache."""
+
+
+class Epilogue(IntEnum):
+    """What is written of a product."""
+
+    ROUND = 0
+    """Its outputs in the dtype of the inputs."""
+    GATE = 1
+    """silu(gate) * value of each pair, in the dtype of the inputs."""
+    WIDE = 2
+    """Its outputs as float32."""
+
+
+class LinearArguments(ctypes.Structure):
+    """What a packed linear layer hands to the compiled code; strides are in bytes, `bias` is 0
+    where there is none. An output row has `columns` numbers.
+    """
+
+    _fields_ = fields(
+        "rows values stride panels panel_bytes panel_count steps bias epilogue "
+        "output output_stride columns"
+    )
+
+
+_FLOAT32 = Format.FLOAT32
+
+
+@device
+def _store(form: Any, address: int, vector: Any, count: int) -> None:
+    """Up to sixteen numbers, none if `count` is not positive."""
+    if count >= LANES:
+        store_numbers(form, address, vector)
+    elif count > 0:
+        store_few(form, address, vector, count)
+
+
+@device
+def _outputs(form: Any, arguments: Any, panel: int, sums: int, vector: int) -> Any:
+    """One vector of a row's outputs, with the bias."""
+    total = load_floats(sums + vector * LANES * 4)
+    if arguments.bias:
+        begin = (panel * PANEL + vector * LANES) * form.itemsize
+        total = add(total, load_numbers(form, arguments.bias + begin))
+    return total
+
+
+@device
+def _write_row(form: Any, arguments: Any, panel: int, sums: int, row: int) -> None:
+    output = arguments.output + row * arguments.output_stride
+    if arguments.epilogue == 1:
+        gate = rounded(form, _outputs(form, arguments, panel, sums, 0))
+        value = rounded(form, _outputs(form, arguments, panel, sums, 1))
+        activated = rounded(form, divide(gate, add(broadcast(1.0), exp(negative(gate)))))
+        begin = panel * LANES
+        place = output + begin * form.itemsize
+        _store(form, place, multiply(activated, value), arguments.columns - begin)
+        return
+    for vector in range(PANEL_VECTORS):
+        total = _outputs(form, arguments, panel, sums, vector)
+        begin = panel * PANEL + vector * LANES
+        if arguments.epilogue == 2:
+            _store(_FLOAT32, output + begin * 4, total, arguments.columns - begin)
+        else:
+            _store(form, output + begin * form.itemsize, total, arguments.columns - begin)
+
+
+@device
+def run_linear(form: Any, arguments: Any) -> None:
+    """Takes tasks until there are none left."""
+    sums = sums_of_a_tile()
+    tiles = -(-arguments.rows // TILE_ROWS)
+    task = next_task(arguments)
+    while task < arguments.panel_count * -(-tiles // _TASK_TILES):
+        group, panel = divmod(task, arguments.panel_count)
+        weights = arguments.panels + panel * arguments.panel_bytes
+        first = group * _TASK_TILES
+        for tile in range(first, min(first + _TASK_TILES, tiles)):
+            begin = arguments.rows * tile // tiles
+            end = arguments.rows * (tile + 1) // tiles
+            values = arguments.values + begin * arguments.stride
+            steps = arguments.steps
+            product(form, end - begin, values, arguments.stride, weights, steps, sums)
+            for row in range(begin, end):
+                _write_row(form, arguments, panel, sums + (row - begin) * PANEL * 4, row)
+        task = next_task(arguments)
+
+
+@functools.cache
+def _kernel(form: Format) -> Kernel:
+    """The compiled product for numbers in `form`."""
+
+    def linear_kernel(pointer: Any) -> None:
+        run_linear(form, carray(pointer, 1)[0])
+
+    return Kernel(linear_kernel, LinearArguments)
+
+
+def warm_up(dtype: torch.dtype) -> None:
+    """Compiles what a packed layer of a dtype needs, or loads it."""
+    if dtype in FORMATS:
+        _kernel(FORMATS[dtype])
+
+
+class PackedLinear:
+    """y = x W^T + b over packed weights, and what `epilogue` makes of y."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, epilogue: Epilogue) -> None:
+        if epilogue is Epilogue.GATE:
+            weight = _interleaved(weight)
+            bias = None if bias is None else _interleaved(bias)
+            self.columns = weight.shape[0] // 2
+        else:
+            self.columns = weight.shape[0]
+        self.epilogue = epilogue
+        self.panels = _packed(weight)
+        self._bias = None if bias is None else F.pad(bias, (0, -len(bias) % PANEL))
+
+    def arguments(self) -> dict[str, int]:
+        """The fields of `LinearArguments` that never change."""
+        count, steps = self.panels.shape[:2]
+        return {
+            "panels": self.panels.data_ptr(),
+            "panel_bytes": self.panels.nbytes // count,
+            "panel_count": count,
+            "steps": steps,
+            "bias": 0 if self._bias is None else self._bias.data_ptr(),
+            "epilogue": self.epilogue,
+            "columns": self.columns,
+        }
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """[T, inputs] -> [T, outputs]: half as many with gates, and float32 if wide."""
+        values = values.contiguous()
+        dtype = torch.float32 if self.epilogue is Epilogue.WIDE else values.dtype
+        output = values.new_empty((len(values), self.columns), dtype=dtype)
+        fixed = self.arguments()
+        _kernel(FORMATS[values.dtype])(
+            torch.get_num_threads(),
+            len(values), values.data_ptr(), values.stride(0) * values.element_size(),
+            fixed["panels"], fixed["panel_bytes"], fixed["panel_count"], fixed["steps"],
+            fixed["bias"], fixed["epilogue"],
+            output.data_ptr(), output.stride(0) * output.element_size(), self.columns,
+        )  # fmt: skip
+        return output
+
+
+def _layer(weight: Tensor, bias: Tensor | None, epilogue: Epilogue) -> PackedLinear | None:
+    return PackedLinear(weight, bias, epilogue) if _supported(weight, epilogue) else None
+
+
+def linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """`reference.linear`, packed for float32 and bfloat16."""
+    return _layer(weight, bias, Epilogue.ROUND) or reference.linear(weight, bias)
+
+
+def gated(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """`reference.gated`, packed where gates come in sixteens."""
+    packed = _layer(weight, bias, Epilogue.GATE)
+    if packed is not None:
+        return packed
+    gate_up = linear(weight, bias)
+    return lambda values: cpu_layers.silu_mul(gate_up(values))
+
+
+def head(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """`reference.head`, packed; the sums are not rounded to bfloat16."""
+    return _layer(weight, None, Epilogue.WIDE) or reference.head(weight)
+
+
+def _supported(weight: Tensor, epilogue: Epilogue) -> bool:
+    """Whether a step of the product takes whole words, and gates come in whole vectors."""
+    if weight.dtype not in FORMATS or weight.shape[1] * weight.element_size() % 4:
+        return False
+    return epilogue is not Epilogue.GATE or weight.shape[0] % (2 * LANES) == 0
+
+
+def _interleaved(gate_up: Tensor) -> Tensor:
+    """Rows of gates, then as many of values, in turns of sixteen."""
+    shape = (2, -1, LANES, *gate_up.shape[1:])
+    return gate_up.view(shape).transpose(0, 1).reshape(gate_up.shape)
+
+
+def _packed(weight: Tensor) -> Tensor:
+    """[outputs, inputs] -> [panels, steps, PANEL, inputs of a step]."""
+    outputs, inputs = weight.shape
+    together = 4 // weight.element_size()
+    whole = F.pad(weight, (0, 0, 0, -outputs % PANEL))
+    panels = whole.view(-1, PANEL, inputs // together, together)
+    return panels.transpose(1, 2).contiguous()

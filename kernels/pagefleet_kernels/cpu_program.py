@@ -1,0 +1,161 @@
+"""Many kernel calls on the CPU as one: a program of stages, run by a team of threads.
+
+A small batch leaves a processor so little to do that Python between kernels costs as much as the
+kernels. A program is written down once: for each stage which kernel, and a record with what it is
+called with. From step to step a few fields of the records change, whole columns at a time. Then
+compiled code goes from stage to stage; its threads meet at a barrier before each.
+"""
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import carray, types
+from numpy.typing import NDArray
+
+from pagefleet_kernels import cpu_attention, cpu_cache, cpu_layers
+from pagefleet_kernels.cpu_ir import (
+    Format,
+    constant_in_kernels,
+    device,
+    intrinsic,
+    pointer,
+)
+from pagefleet_kernels.cpu_launch import Kernel, barrier_address, fields
+from pagefleet_kernels.cpu_linear import LinearArguments, run_linear
+from pagefleet_kernels.cpu_rows import Block
+from pagefleet_kernels.cpu_simd import load_int64
+
+
+class Stage(IntEnum):
+    """Which kernel a stage calls."""
+
+    LINEAR = 0
+    NORM = 1
+    ROTARY = 2
+    ATTENTION = 3
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A record type that kernels can find at an address."""
+
+    kind: type[ctypes.Structure]
+
+
+constant_in_kernels(_Record)
+
+_RECORDS = {
+    Stage.LINEAR: LinearArguments,
+    Stage.NORM: cpu_layers.NormArguments,
+    Stage.ROTARY: cpu_cache.Arguments,
+    Stage.ATTENTION: cpu_attention.Arguments,
+}
+_LINEAR, _NORM, _ROTARY, _ATTENTION = (_Record(kind) for kind in _RECORDS.values())
+
+
+class ProgramArguments(ctypes.Structure):
+    """Which stages to run: pairs of int64 (`Stage`, address of its record); 0 as `barrier` if there
+    is one thread.
+    """
+
+    _fields_ = fields("stages first last barrier")
+
+
+@intrinsic
+def _record_at(typing: Any, record: Any, address: Any) -> Any:
+    """The record at an address, as a pointer for `carray`."""
+    target = types.CPointer(numba.from_dtype(np.dtype(record.value.kind)))
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[1], context.get_value_type(target))
+
+    return target(record, types.int64), lower
+
+
+@intrinsic
+def _meet(typing: Any, function: Any) -> Any:
+    """Calls the function without arguments at an address."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.call(pointer(builder, arguments[0], ir.FunctionType(ir.VoidType(), [])), [])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), lower
+
+
+@device
+def _run(form: Any, narrow: Any, wide: Any, arguments: Any) -> None:
+    for number in range(arguments.first, arguments.last):
+        if arguments.barrier and number > arguments.first:
+            _meet(arguments.barrier)
+        stage = load_int64(arguments.stages + number * 16)
+        place = load_int64(arguments.stages + number * 16 + 8)
+        if stage == 0:
+            run_linear(form, carray(_record_at(_LINEAR, place), 1)[0])
+        elif stage == 1:
+            cpu_layers.run_norm(form, carray(_record_at(_NORM, place), 1)[0])
+        elif stage == 2:
+            cpu_cache.run_cache(form, carray(_record_at(_ROTARY, place), 1)[0])
+        else:
+            cpu_attention.run_attention(narrow, wide, carray(_record_at(_ATTENTION, place), 1)[0])
+
+
+@functools.cache
+def compile_program(form: Format, narrow: Block, wide: Block) -> Kernel:
+    """The code of programs for one type of numbers and one shape of attention."""
+
+    def program_kernel(pointer: Any) -> None:
+        _run(form, narrow, wide, carray(pointer, 1)[0])
+
+    return Kernel(program_kernel, ProgramArguments)
+
+
+class Program:
+    """Stages in their order, and `records`: of each kernel one array, a stage's record an entry."""
+
+    def __init__(self, form: Format, narrow: Block, wide: Block) -> None:
+        """See `cpu_attention.Shape` for the blocks."""
+        self._kernel = compile_program(form, narrow, wide)
+        self._stages: list[tuple[Stage, int]] = []
+        self._written: dict[Stage, list[dict[str, float]]] = {stage: [] for stage in Stage}
+        self.records: dict[Stage, NDArray[np.void]] = {}
+        self._table = np.empty((0, 2), np.int64)
+
+    def add(self, stage: Stage, **values: float) -> None:
+        """Append a stage; fields that are not named are 0."""
+        self._stages.append((stage, len(self._written[stage])))
+        self._written[stage].append(values)
+
+    def __len__(self) -> int:
+        return len(self._stages)
+
+    def __getitem__(self, number: int) -> Stage:
+        return self._stages[number][0]
+
+    def close(self) -> None:
+        """Lay out the records; nothing can be added any more."""
+        for stage, written in self._written.items():
+            records = np.zeros(len(written), np.dtype(_RECORDS[stage]))
+            records["here"] = records.ctypes.data + np.arange(len(written)) * records.itemsize
+            for record, values in zip(records, written, strict=True):
+                for name, value in values.items():
+                    record[name] = value
+            self.records[stage] = records
+        places = [(stage, self.records[stage]["here"][index]) for stage, index in self._stages]
+        self._table = np.array(places, np.int64)
+
+    def rewind(self) -> None:
+        """Let every stage be run once more."""
+        for records in self.records.values():
+            records["threads_started"] = records["tasks_taken"] = 0
+
+    def run(self, first: int, last: int, threads: int) -> None:
+        """Run the stages `first` .. `last` - 1."""
+        barrier = barrier_address() if threads > 1 else 0
+        self._kernel(threads, self._table.ctypes.data, first, last, barrier)

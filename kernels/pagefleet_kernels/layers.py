@@ -1,0 +1,71 @@
+"""What the layers of a decoder are to kernels that run all of them at once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from torch import Tensor
+
+Layer: TypeAlias = Callable[[Tensor], Tensor]
+"""A function of rows that knows its own weights: [T, inputs] -> [T, outputs]."""
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """One layer of a decoder; norms are [size], of the numbers' dtype."""
+
+    attention_norm: Tensor
+    qkv: Layer
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    """Norms of single heads, before they are rotated."""
+    output: Layer
+    mlp_norm: Tensor
+    gated: Layer
+    """silu(gate) * up"""
+    down: Layer
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """Sizes that all layers of a decoder share; `windows` has one for each layer (see
+    `reference.attention`).
+    """
+
+    query_heads: int
+    heads: int
+    head_size: int
+    windows: Sequence[int]
+    eps: float
+
+
+class Stack(Protocol):
+    """All layers of a decoder at once."""
+
+    def run(
+        self,
+        residual: Tensor,
+        caches: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        tables: Tensor,
+        starts: Tensor,
+        offsets: Tensor,
+        progress: Callable[[], None],
+    ) -> Tensor:
+        """Compute a step; keys and values are written to the pool.
+
+        Args:
+            residual: [T, hidden size], the embedded tokens.
+            caches: [layers, 2, N, G, S, D].
+            positions: int64 [T], in their sequences.
+            slots: int64 [T], see `reference.write_kv`.
+            tables: int32 [R, M].
+            starts: int32 [R].
+            offsets: int32 [R + 1], see `reference.attention`.
+            progress: called after every layer.
+
+        Returns:
+            [T, hidden size], normed; the next step overwrites it.
+        """
+        ...
