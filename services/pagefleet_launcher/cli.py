@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from pagefleet_launcher import serve
+from pagefleet_launcher import serve, top
 from pagefleet_launcher.commands import SERVICES, service
 
 USAGE = """\
@@ -15,6 +15,7 @@ usage: pagefleet COMMAND [OPTIONS]
   gateway    one gateway: HTTP in, text to tokens and back
   scheduler  the scheduler: decides what every worker computes next
   worker     one worker: a model and its pool of KV blocks
+  top        how the memory of a running cell is used, and who waits for it
 
 pagefleet COMMAND --help tells a command's options; every option has an environment variable.
 """
@@ -25,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     match sys.argv[1:] if argv is None else argv:
         case ["serve", *arguments]:
             return serve.main(arguments)
+        case ["top", *arguments]:
+            return top.main(arguments)
         case [name, *arguments] if name in SERVICES:
             command = service(name, arguments)
             os.execv(command[0], command)

@@ -15,12 +15,14 @@ import zmq
 
 from pagefleet.transport import Hub
 from pagefleet.wire import (
+    CACHED_BLOCK,
     PROTOCOL,
     Abort,
     EngineStats,
     Finish,
     GatewayBeat,
     GatewayHello,
+    Inspect,
     Logprobs,
     Message,
     Output,
@@ -29,8 +31,12 @@ from pagefleet.wire import (
     Pulse,
     Reason,
     Rejected,
+    Snapshot,
     Submit,
+    Wait,
+    WaitingSequence,
     Welcome,
+    WorkerMemory,
     decode_from_gateway,
     encode,
     pack_floats,
@@ -145,6 +151,8 @@ class FakeScheduler:
             case GatewayBeat(open=open):
                 unknown = [line.request for line in open if line.request not in self.running]
                 return [self._pulse(unknown)]
+            case Inspect() as inspect:
+                return [self._snapshot(inspect)]
             case Submit() as submit:
                 return self._submit(gateway, submit)
             case Abort() as abort:
@@ -157,6 +165,12 @@ class FakeScheduler:
         stats = EngineStats(3, running, 10, 4, 5, prefix_queries=100, prefix_hits=60, preemptions=2)
         engines = [stats] * self.workers
         return Pulse(self.epoch, self.workers, running, 0, 4096, unknown, False, engines)
+
+    def _snapshot(self, inspect: Inspect) -> Snapshot:
+        blocks = bytes([0, 0, CACHED_BLOCK, 1, 1, 12]) if inspect.blocks else b""
+        pool = WorkerMemory(3, 2, 8, 16, 6, 2, 1, {1: 2, 12: 1}, 5, 0, 0, 1, 2, 3, 4, blocks)
+        waiting = WaitingSequence("r", [0, 1], 1.5, 20, 1, Wait.BLOCKS, 6, 5)
+        return Snapshot(self.epoch, inspect.query, [pool], [waiting])
 
     def _submit(self, gateway: bytes, submit: Submit) -> list[Message]:
         self.submits.append(submit)
