@@ -16,8 +16,9 @@ from uuid import uuid4
 
 from msgspec import structs
 
-from pagefleet.params import SamplingParams
+from pagefleet.params import MAX_CHOICES, SamplingParams
 from pagefleet.wire import ChoiceState, Submit, pack_ints
+from pagefleet_gateway.beams import beams_of
 from pagefleet_gateway.errors import bad_request, http_error
 from pagefleet_gateway.message import MessageForm
 from pagefleet_gateway.model import ServedModel
@@ -42,17 +43,6 @@ STREAM_WINDOW: Final = 256
 """Tokens of a choice that are generated ahead of a client that does not read."""
 
 _MAX_BIAS: Final = 100.0
-_BEAM_FIELDS: Final = ("beam_width", "length_penalty", "early_stopping")
-_NEUTRAL_FOR_BEAMS: Final[dict[str, object]] = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "repetition_penalty": 1,
-    "logit_bias": {},
-    "bad_words": [],
-    "allowed_token_ids": None,
-    "min_tokens": 0,
-}
-"""What a beam search, which follows the model's own logprobs, does not obey."""
 
 _T = TypeVar("_T")
 
@@ -67,6 +57,8 @@ class Limits:
     """SHA-256 of the tenant's: content is shared in the prefix cache only under the same one."""
     request_id: str | None = None
     """Names the answer, where the body does not; drawn where neither does."""
+    max_choices: int = MAX_CHOICES
+    """That one prompt may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +134,7 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
     """Decide what a body of `/v1/completions` asks for."""
     parsed = parse(content, CompletionBody)
     body = parsed.body
-    _check_shared(body, model)
+    _check_shared(body, model, limits)
     n = body.n or 1
     best_of = body.best_of or n
     if best_of > n and body.use_beam_search:
@@ -184,7 +176,7 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
     """Decide what a body of `/v1/chat/completions` asks for."""
     parsed = parse(content, ChatBody)
     body = parsed.body
-    _check_shared(body, model)
+    _check_shared(body, model, limits)
     n = body.n or 1
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
@@ -303,35 +295,15 @@ def _submits(
     ]
 
 
-def _check_shared(body: GenerationBody, model: ServedModel) -> None:
+def _check_shared(body: GenerationBody, model: ServedModel, limits: Limits) -> None:
     model.check_name(body.model)
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options needs stream to be true.", "stream_options")
-    if body.use_beam_search:
-        _check_beams(body)
-    else:
-        for name in _BEAM_FIELDS:
-            if getattr(body, name) is not None:
-                raise bad_request(f"{name} needs use_beam_search to be true.", name)
-
-
-def _check_beams(body: GenerationBody) -> None:
-    if body.stop:
-        raise bad_request("A beam search ends at stop_token_ids, not at stop strings.", "stop")
-    for name, neutral in _NEUTRAL_FOR_BEAMS.items():
-        if getattr(body, name) not in (None, neutral):
-            raise bad_request(f"{name} does not go with a beam search.", name, "unsupported")
-    width, n = body.beam_width, body.n or 1
-    if width is not None and width < n:
-        raise bad_request(f"beam_width is {width}, less than n, which is {n}.", "beam_width")
-
-
-def _beams(body: GenerationBody) -> tuple[int, float, bool | None]:
-    """Width (0 without a search), length penalty, and early stopping, of which None is "never"."""
-    if not body.use_beam_search:
-        return 0, 1.0, False
-    early = None if body.early_stopping == "never" else bool(body.early_stopping)
-    return body.beam_width or body.n or 1, _either(body.length_penalty, 1.0), early
+    for name in ("n", "best_of", "beam_width"):
+        asked = getattr(body, name, None)
+        if asked is not None and asked > limits.max_choices:
+            text = f"{name} is {asked}, but {limits.max_choices} choices are the most here."
+            raise bad_request(text, name)
 
 
 def _tools(body: ChatBody, model: ServedModel) -> ToolUse:
@@ -374,7 +346,7 @@ def _params(
     """Parameters of the body, then of the model, then neutral; -1 wants no prompt logprobs."""
     defaults = model.manifest.sampling
     allowed = body.allowed_token_ids
-    beam_width, length_penalty, early_stopping = _beams(body)
+    beams = beams_of(body)
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -394,9 +366,9 @@ def _params(
             allowed_token_ids=None if allowed is None else tuple(allowed),
             logprobs=logprobs,
             prompt_logprobs=None if prompt_logprobs < 0 else prompt_logprobs,
-            beam_width=beam_width,
-            length_penalty=length_penalty,
-            early_stopping=early_stopping,
+            beam_width=beams.width,
+            length_penalty=beams.length_penalty,
+            early_stopping=beams.early_stopping,
             guide=structure.guide(bool(body.ignore_eos)) if structure else None,
         ).check_vocabulary(model.manifest.vocab_size)
     except ValueError as error:

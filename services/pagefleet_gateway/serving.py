@@ -75,11 +75,12 @@ class GenerationRoute(PostRoute):
     ) -> tuple[Answer, str]:
         """The answer to a body, and the ticket for the ids of its events if it is a stream."""
         model, tenant = self._gateway.model, record.tenant
-        limits = Limits(self._gateway.max_model_len, tenant.digest, record.id)
+        settings = self._gateway.settings
+        limits = Limits(self._gateway.max_model_len, tenant.digest, record.id, settings.max_choices)
         generation = self._understand(content, model, limits)
         tenant.check_priority(generation.body.priority or 0)
         record.prompt_tokens = sum(map(len, generation.prompts))
-        if self._gateway.settings.log_prompts:
+        if settings.log_prompts:
             record.prompts = [model.tokenizer.decode(ids, False) for ids in generation.prompts]
         if not generation.body.stream:
             return Answer(generation, model), ""

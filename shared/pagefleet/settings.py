@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
+from pagefleet.params import MAX_CHOICES
+
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 _Settings = TypeVar("_Settings", bound="GatewaySettings | SchedulerSettings | WorkerSettings")
@@ -100,6 +102,9 @@ class GatewaySettings(ModelSettings):
     ssl_certfile: str | None = setting(None, "certificate chain in PEM; serves HTTPS")
     ssl_keyfile: str | None = setting(None, "its private key in PEM, if not in the same file")
     max_connections: int = setting(10_000, "connections that clients may have open", least=1)
+    max_choices: int = setting(
+        MAX_CHOICES, "choices (n, best_of, beams) that a prompt may have", least=1, most=MAX_CHOICES
+    )
     log_prompts: bool = setting(False, "log prompts and answers too")
     max_body_bytes: int = setting(
         2 * 2**20, "largest request body, for example 2MiB", least=1024, convert=parse_size

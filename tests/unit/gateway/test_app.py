@@ -110,7 +110,7 @@ def expected_text(prompt: str, count: int, choice: int = 0) -> str:
 
 def events(lines: Iterator[str]) -> list[Any]:
     """The JSON of a stream that ends as it should."""
-    found = [line.removeprefix("data: ") for line in lines if line]
+    found = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     assert found.pop() == "[DONE]"
     return [json.loads(event) for event in found]
 

@@ -322,6 +322,21 @@ def test_what_a_beam_search_cannot_do_names_its_field(field: str, value: Any) ->
     assert (caught.value.status, caught.value.param) == (400, field)
 
 
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [("n", {}), ("best_of", {}), ("beam_width", {"use_beam_search": True})],
+)
+def test_a_server_may_give_fewer_choices(field: str, fields: dict[str, Any]) -> None:
+    def understood(count: int) -> Generation:
+        body = json.dumps({"prompt": "hello", field: count} | fields).encode()
+        return understand_completion(body, echo_model(), Limits(100, max_choices=3))
+
+    assert understood(3).submits
+    with pytest.raises(ApiError) as caught:
+        understood(4)
+    assert (caught.value.status, caught.value.param) == (400, field)
+
+
 def test_lengths() -> None:
     assert completion(prompt="x" * 90).params.max_tokens == 10
     assert completion(prompt="x" * 90, max_tokens=10).params.max_tokens == 10
