@@ -8,18 +8,27 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    BartConfig,
+    BertConfig,
+    BloomConfig,
+    FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GptOssConfig,
+    Llama4TextConfig,
     LlamaConfig,
+    MambaConfig,
     MistralConfig,
     MixtralConfig,
     OPTConfig,
     Phi3Config,
+    PhimoeConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    RobertaConfig,
 )
 
 VOCAB_SIZE = 272
@@ -118,10 +127,38 @@ ADAPTED = {
 }
 """Architectures that run through transformers' attention interface."""
 
+REFUSED = {
+    "bart": Variant(
+        BartConfig,
+        {
+            "num_key_value_heads": 4,
+            "d_model": 64,
+            "decoder_layers": 3,
+            "decoder_attention_heads": 4,
+            "decoder_ffn_dim": 96,
+        },
+    ),
+    "bert": Variant(BertConfig, {"num_key_value_heads": 4}),
+    "bloom": Variant(BloomConfig, {"num_key_value_heads": 4}),
+    "falcon": Variant(FalconConfig),
+    "gpt-oss": Variant(
+        GptOssConfig,
+        {"head_dim": 16, "num_local_experts": 4, "layer_types": ["full_attention"] * 3},
+    ),
+    "gpt2-grouped": Variant(GPT2Config),
+    "llama4": Variant(
+        Llama4TextConfig, {"head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 2}
+    ),
+    "mamba": Variant(MambaConfig),
+    "phimoe": Variant(PhimoeConfig, {"sliding_window": 8, "num_local_experts": 4}),
+    "roberta": Variant(RobertaConfig, {"is_decoder": True, "num_key_value_heads": 4}),
+}
+"""Architectures that would fail in silence, each in a way of its own."""
+
 
 def make_model(name: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Save the variant `name` with random weights in Hugging Face's layout."""
-    variant = (VARIANTS | ADAPTED)[name]
+    variant = (VARIANTS | ADAPTED | REFUSED)[name]
     config = variant.config(**(_SIZES | variant.changes | changes))
     model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)

@@ -1,8 +1,8 @@
 """Any decoder-only model that transformers knows, over the paged pool.
 
-Transformers computes everything but attention. For that it calls a function that is registered
-under a name (`AttentionInterface`), and hands it whatever its forward pass was called with beside
-its own arguments; so the step's `Pages` reach every layer. The flat batch is one sequence of packed
+Transformers computes everything but attention: for that it calls a function that is registered
+under a name (`AttentionInterface`). Ours finds the step that is under way in a context variable, as
+not every model hands unknown arguments on to its layers. The flat batch is one sequence of packed
 rows, [1, P], whose positions are given and whose mask is nobody's: the block tables say who sees
 whom. A model whose attention says anything that `Pages.attend` does not understand is refused.
 
@@ -12,6 +12,7 @@ hands some of the rows that came of them to the head alone.
 """
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +89,10 @@ class Pages:
         return pad_rows(attended)
 
 
+_pages: ContextVar[Pages] = ContextVar("pages")
+"""Those of the step that is under way."""
+
+
 def _attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -95,7 +100,6 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    pages: Pages | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -104,8 +108,6 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """What transformers calls: query [1, H, P, D], key and value [1, G, P, D]; [1, P, H, D]."""
     unknown = {name for name, given in others.items() if given is not None} - _OF_NO_EFFECT
-    if pages is None:
-        raise ModelError("The model does not hand its arguments on to its attention.")
     if unknown:
         raise ModelError(f"Its attention asks for {', '.join(sorted(unknown))}, unknown here.")
     if attention_mask is not None:
@@ -113,7 +115,7 @@ def _attention(
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise ModelError("Its attention looks ahead: it is no decoder-only model.")
     query, key, value = (heads[0].transpose(0, 1) for heads in (query, key, value))
-    attended = pages.attend(
+    attended = _pages.get().attend(
         query,
         key,
         value,
@@ -181,12 +183,15 @@ class AdaptedModel:
     def hidden(self, batch: Batch, pool: Tensor) -> Tensor:
         """See `CausalModel`."""
         pages = Pages(batch, pool, self.kernels, self._progress)
-        hidden = self._seam.hidden(
-            input_ids=batch.ids[None],
-            position_ids=pad_rows(batch.positions)[None],
-            use_cache=False,
-            pages=pages,
-        )
+        token = _pages.set(pages)
+        try:
+            hidden = self._seam.hidden(
+                input_ids=batch.ids[None],
+                position_ids=pad_rows(batch.positions)[None],
+                use_cache=False,
+            )
+        finally:
+            _pages.reset(token)
         self._check_calls(pages.windows)
         return hidden[0]
 
@@ -201,7 +206,9 @@ class AdaptedModel:
         if len(windows) < len(expected):
             raise ModelError(
                 f"It attends {len(windows)} times through transformers' attention interface, not "
-                f"once in each of its {len(expected)} layers: tokens mix in some other way, too."
+                f"once in each of its {len(expected)} layers: the others cannot be paged."
             )
         if windows != expected:
-            raise ModelError(f"Its layers attend over the windows {windows}, not {expected}.")
+            raise ModelError(
+                f"Its layers attend over the windows {windows}, but the config says {expected}."
+            )

@@ -62,9 +62,14 @@ def load_adapted(
     _check_rope(config, length)
     _log.info("transformers loads the weights")
     model = _load_model(config, weights, dtype).to(device).eval()
-    expected = Expected.of(model)
-    adapted = AdaptedModel(_shape(config), model, kernels, progress)
-    check(adapted, expected)
+    try:
+        expected = Expected.of(model)
+        adapted = AdaptedModel(_shape(config), model, kernels, progress)
+        check(adapted, expected)
+    except ModelError:
+        raise
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(f"The model fails on packed sequences: {_first_line(error)}") from error
     return adapted
 
 

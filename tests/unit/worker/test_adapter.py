@@ -2,18 +2,25 @@
 refused with a reason.
 """
 
+import json
 import random
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.loading import load_engine
+from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.prepare import prepare
 from tests.cell import Cell
 from tests.driver import Driver
 from tests.models import ADAPTED, VOCAB_SIZE
@@ -23,6 +30,7 @@ TOKENS = 10
 GREEDY = SamplingParams(max_tokens=TOKENS, seed=0, temperature=0)
 
 Prepared = Callable[[str], Path]
+Edited = Callable[[str, Callable[[dict[str, Any]], None]], Path]
 
 
 @pytest.fixture
@@ -99,3 +107,79 @@ def test_greedy_tokens_with_a_shared_prefix(
     assert cell.planner.prefix_hits == 3 * 32
     for request, prompt in zip(requests, prompts, strict=True):
         assert_generated(oracle, prompt, cell.clients[request].tokens[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("bart", "logits that are .* away from those of each sequence alone"),
+        ("bert", "looks ahead"),
+        ("bloom", "attends 0 times .* not once in each of its 3 layers"),
+        ("falcon", "attends 0 times .* not once in each of its 3 layers"),
+        ("gpt-oss", "asks for s_aux"),
+        ("gpt2-grouped", "Layer 0 has 4 key/value heads of 16, not 2 of 16"),
+        ("llama4", "layers of chunked_attention"),
+        ("mamba", "layers of linear_attention"),
+        ("phimoe", r"attend over the windows \[0, 0, 0\], but the config says \[8, 8, 8\]"),
+        ("roberta", "fails on packed sequences"),
+    ],
+)
+def test_what_would_fail_in_silence_is_refused(
+    kind: str, reason: str, prepared_model: Prepared
+) -> None:
+    with pytest.raises(ModelError, match=reason):
+        load_engine(prepared_model(kind), SETTINGS, lambda: None)
+
+
+@pytest.fixture
+def edited(tmp_path: Path, small_model: Prepared) -> Edited:
+    """A prepared copy of a model whose config.json was edited."""
+
+    def edit(name: str, change: Callable[[dict[str, Any]], None]) -> Path:
+        folder = shutil.copytree(small_model(name), tmp_path / "model")
+        config = json.loads((folder / "config.json").read_bytes())
+        change(config)
+        (folder / "config.json").write_text(json.dumps(config))
+        return prepare(str(folder), tmp_path)
+
+    return edit
+
+
+def test_weights_that_are_missing(tmp_path: Path, small_model: Prepared) -> None:
+    folder = shutil.copytree(small_model("phi3"), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.down_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"lack the tensor 'model.layers.1.mlp.down_proj.weight'"):
+        load_engine(prepare(str(folder), tmp_path), SETTINGS, lambda: None)
+
+
+def test_longrope_within_its_first_range_only(edited: Edited) -> None:
+    factors = {"short_factor": [1.1] * 8, "long_factor": [2.0] * 8}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    changes = {"rope_parameters": rope, "original_max_position_embeddings": 128}
+    folder = edited("phi3", lambda config: config.update(changes))
+    with pytest.raises(ModelError, match="set --max-model-len 128 or less"):
+        load_engine(folder, SETTINGS, lambda: None)
+    engine = load_engine(folder, replace(SETTINGS, max_model_len=128), lambda: None)
+    assert engine.facts.max_model_len == 128
+
+
+def test_code_of_a_publisher_is_not_run(edited: Edited, tmp_path: Path) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["model_type"] = "novel"
+        config["auto_map"] = {"AutoConfig": "novel.Config", "AutoModelForCausalLM": "novel.Model"}
+
+    proof = tmp_path / "it_ran"
+    folder = edited("phi3", change)
+    (tmp_path / "model" / "novel.py").write_text(f"open({str(proof)!r}, 'w')")
+    (folder / "novel.py").write_text(f"open({str(proof)!r}, 'w')")
+    with pytest.raises(ModelError, match="transformers does not know this model"):
+        load_engine(folder, SETTINGS, lambda: None)
+    assert not proof.exists()
+
+
+def test_weights_that_are_quantized(edited: Edited) -> None:
+    folder = edited("phi3", lambda config: config.update(quantization_config={"bits": 4}))
+    with pytest.raises(ModelError, match="quantized in a way that is not supported"):
+        load_engine(folder, SETTINGS, lambda: None)
