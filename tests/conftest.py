@@ -1,9 +1,12 @@
 """Fixtures that several folders of tests share."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch: as in pagefleet_worker/__main__.py
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Models and what transformers says of them, made once for all system tests."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from pagefleet.manifest import TOKENIZER_FILE, Manifest
 from tests.models import VOCAB_SIZE
 from tests.system.oracle import Oracle
+from tests.system.serving import Serving, pagefleet_serve
 from tests.system.torch_cell import LoadedModel
 
 TEXT = (
@@ -69,3 +70,10 @@ def case(
         return Case(LoadedModel(prepared_model(name)), oracle, corpus)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Iterator[Serving]:
+    """`pagefleet serve` with the default model; every invariant is checked at every step."""
+    with pagefleet_serve(tmp_path_factory.mktemp("serve"), "--check", "--dtype=float32") as serving:
+        yield serving

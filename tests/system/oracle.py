@@ -37,17 +37,19 @@ class Greedy:
 
     def compare(self, tokens: Sequence[int], pieces: Sequence[Logprobs]) -> int:
         """Assert that an answer with ALTERNATIVES logprobs is this one; returns `certain`."""
+        chosen = [value for piece in pieces for value in unpack_floats(piece.chosen)]
+        top = [value for piece in pieces for value in unpack_floats(piece.top)]
+        certain = self.compare_chosen(tokens, chosen)
+        _assert_near(torch.tensor(top).view(-1, ALTERNATIVES)[:certain], self.logprobs[:certain])
+        return certain
+
+    def compare_chosen(self, tokens: Sequence[int], chosen: Sequence[float]) -> int:
+        """The same, of an answer with the logprobs of its tokens alone."""
         certain = self.certain
         assert list(tokens[:certain]) == self.tokens[:certain]
         if certain == len(self.tokens):
             assert len(tokens) == certain
-        chosen = [value for piece in pieces for value in unpack_floats(piece.chosen)]
-        top = [value for piece in pieces for value in unpack_floats(piece.top)]
-        for got, expected in (
-            (torch.tensor(chosen)[:certain], self.logprobs[:certain, 0]),
-            (torch.tensor(top).view(-1, ALTERNATIVES)[:certain], self.logprobs[:certain]),
-        ):
-            torch.testing.assert_close(got, expected, rtol=0, atol=MARGIN)
+        _assert_near(torch.tensor(chosen[:certain]), self.logprobs[:certain, 0])
         return certain
 
 
@@ -138,6 +140,10 @@ class Oracle:
 
     def _until_end(self, answer: list[int]) -> list[int]:
         return answer[: answer.index(self.eos) + 1] if self.eos in answer else answer
+
+
+def _assert_near(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=MARGIN)
 
 
 def _tokens(beams: list[Beam]) -> list[list[int]]:

@@ -12,7 +12,8 @@ import httpx
 
 from tests.unit.launcher.conftest import wait_until
 
-START_SECONDS = 120
+START_SECONDS = 240
+"""Compiling all kernels takes most of it, when they have changed."""
 
 
 class Serving:

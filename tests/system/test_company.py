@@ -78,6 +78,7 @@ KINDS = {
 }
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "count", [pytest.param(3, id="few"), pytest.param(20, marks=pytest.mark.slow, id="twenty")]
 )

@@ -1,16 +1,19 @@
 """Greedy answers are transformers', token for token, however requests share steps and blocks."""
 
+import asyncio
 from collections.abc import Callable
 from functools import cache
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import httpx
 import pytest
 
 from pagefleet.params import SamplingParams
 from tests.models import VARIANTS
 from tests.system.conftest import SMOLLM2, Case
 from tests.system.oracle import ALTERNATIVES, Greedy
+from tests.system.serving import Serving
 
 PROMPTS = 24
 MAX_TOKENS = 24
@@ -98,3 +101,29 @@ def test_equal_to_transformers(task: Callable[[str], Task], name: str, setting: 
     assert compared >= 0.9 * sum(len(greedy.tokens) for greedy in expected)
     assert (cell.planner.preemptions > 0) == setting.small_pool
     assert (cell.planner.prefix_hits > 0) == setting.caching
+
+
+def test_equal_over_http(task: Callable[[str], Task], server: Serving) -> None:
+    _, prompts, expected = task(SMOLLM2)
+    print("prompts", prompts)
+
+    async def ask(client: httpx.AsyncClient, prompt: list[int]) -> dict[str, Any]:
+        body = {
+            "prompt": prompt,
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        response = await client.post(f"{server.url}/v1/completions", json=body)
+        return response.json()["choices"][0]
+
+    async def ask_all() -> list[dict[str, Any]]:
+        async with httpx.AsyncClient(timeout=300) as client:
+            return await asyncio.gather(*[ask(client, prompt) for prompt in prompts])
+
+    compared = sum(
+        greedy.compare_chosen(choice["token_ids"], choice["logprobs"]["token_logprobs"])
+        for greedy, choice in zip(expected, asyncio.run(ask_all()), strict=True)
+    )
+    assert compared >= 0.9 * sum(len(greedy.tokens) for greedy in expected)
