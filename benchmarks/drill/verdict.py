@@ -94,6 +94,7 @@ class Verdict:
     def table(self) -> str:
         """As Markdown."""
         calm, rough = self.goodput(self.calm, self.began), self.goodput(self.began, self.ended)
+        share = f" ({rough / calm:.0%})" if calm else ""
         gaps = [answer.longest_gap for answer in self.answers if answer.times]
         by_service = Counter(
             (i.service, "kill" if i.stopped is None else "stop") for i in self.injuries
@@ -114,7 +115,7 @@ class Verdict:
             ("death of a worker found, p50 / p99 ms", _pair(self.detections, 1000)),
             ("slowest stream goes on after, p50 / p99 s", _pair(self.recoveries, 1)),
             ("longest gap of a stream, p50 / p99 s", _pair(gaps, 1)),
-            ("goodput calm / rough, tokens/s", f"{calm:.0f} / {rough:.0f} ({rough / calm:.0%})"),
+            ("goodput calm / rough, tokens/s", f"{calm:.0f} / {rough:.0f}{share}"),
         ]
         return "\n".join(
             ["| figure | value |", "| --- | ---: |", *(f"| {a} | {b} |" for a, b in rows)]

@@ -14,6 +14,7 @@ from pagefleet.settings import SchedulerSettings
 from pagefleet.transport import Hub
 from pagefleet.wire import (
     Message,
+    Refused,
     WireError,
     WorkerHello,
     decode_from_gateway,
@@ -78,7 +79,7 @@ class Server:
         for fd in readable:
             if fd in self._watch:
                 self._poller.unregister(fd)
-                events.append(Lost(self._watch.ended(fd)))
+                events.append(Lost(self._watch.end(fd)))
                 log.warning("a worker process has ended")
         for hub, decode in (
             (self._gateways, decode_from_gateway),
@@ -110,10 +111,18 @@ class Server:
         if pidfd is not None:
             self._poller.register(pidfd, zmq.POLLIN)
 
+    def _part(self, peer: bytes) -> None:
+        """Watch a process no longer that was refused: it lives on as somebody else's."""
+        if (pidfd := self._watch.of(peer)) is not None:
+            self._poller.unregister(pidfd)
+            self._watch.end(pidfd)
+
     def _handle(self, events: list[Arrived | Lost]) -> None:
         while True:
             lost: list[Arrived | Lost] = []
             for send in self._scheduler.handle(events, time.monotonic()):
+                if isinstance(send.message, Refused):
+                    self._part(send.peer)
                 if not self._send(send.peer, send.message):
                     lost.append(Lost(send.peer))
             if not lost:

@@ -34,7 +34,11 @@ class ProcessWatch:
     def __contains__(self, fd: object) -> bool:
         return fd in self._peers
 
-    def ended(self, pidfd: int) -> bytes:
-        """Stop watching a process that has ended, and say whose it was."""
+    def of(self, peer: bytes) -> int | None:
+        """The descriptor that watches a peer's process, if one does."""
+        return next((pidfd for pidfd, each in self._peers.items() if each == peer), None)
+
+    def end(self, pidfd: int) -> bytes:
+        """Stop watching a process, which has ended or is none of ours, and say whose it was."""
         os.close(pidfd)
         return self._peers.pop(pidfd)

@@ -26,6 +26,7 @@ def shared_cell(tmp_path_factory, echo_folder):
     cell = make_cell(
         tmp_path_factory.mktemp("cell"),
         echo_folder,
+        gateways=2,
         worker=[f"--step-seconds={STEP_SECONDS}", f"--max-num-batched-tokens={CHUNK}"],
         seed=random.randrange(2**32),
     )
@@ -55,11 +56,12 @@ class Load:
             for index, form in enumerate(forms)
         ]
 
-    def run(self, cell, watch=lambda answer: None, also=None):
+    def run(self, cell, watch=lambda answer: None, also=None, gateway=0):
         """Ask all at once, and the answers in the end; `also` is a coroutine to run beside."""
 
         async def run():
-            asked = [ask(cell.server, question, watch) for question in self.questions]
+            server = cell.servers[gateway]
+            asked = [ask(server, question, watch) for question in self.questions]
             answers, _ = await asyncio.gather(asyncio.gather(*asked), also or asyncio.sleep(0))
             return answers
 

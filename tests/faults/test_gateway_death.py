@@ -1,0 +1,45 @@
+"""SIGKILL a gateway: its clients are cut off, nobody else is, and what it held is free."""
+
+import threading
+
+import pytest
+
+from tests.faults.cell import wait_until
+from tests.faults.clients import connected, receive_until, send
+from tests.faults.conftest import Load, assert_exact, once
+
+
+def test_its_requests_end_and_others_go_on(cell, questions):
+    watch = once(lambda answer: answer.tokens >= 10, cell.gateways[0].kill)
+    with connected(cell.servers[0]) as sock:
+        send(sock, cell.servers[0], questions.ask("greedy", 40, 3000))
+        receive_until(sock, b"data: ")
+        assert_exact(Load(questions).run(cell, watch, gateway=1))
+    assert watch.struck
+    wait_until(lambda: cell.held_blocks(gateway=1) == 0)
+    cell.gateways[0].restart()
+    assert_exact(Load(questions).run(cell))
+
+
+@pytest.mark.parametrize("tokens", [0, 15])
+def test_a_client_that_asks_again_gets_the_same(cell, questions, tokens):
+    """Connections wait in the socket's queue until the next gateway is there."""
+    load = Load(questions, tokens=60)
+    cut = []
+
+    def kill_in_the_middle():
+        watch = once(lambda answer: answer.tokens >= tokens > 0, cell.gateways[0].kill)
+        cut.extend(load.run(cell, watch))
+
+    thread = threading.Thread(target=kill_in_the_middle)
+    thread.start()
+    if tokens == 0:
+        wait_until(lambda: cell.held_blocks(gateway=1) > 0)
+        cell.gateways[0].kill()
+    thread.join()
+    assert any(answer.error for answer in cut)
+    for answer in cut:
+        for index, got in answer.choices.items():
+            assert got == answer.question.expected[index][: len(got)]
+    cell.gateways[0].restart()
+    assert_exact(load.run(cell))
