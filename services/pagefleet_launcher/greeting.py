@@ -4,6 +4,7 @@ import http.client
 import json
 import shlex
 import socket
+import ssl
 import sys
 from pathlib import Path
 
@@ -17,9 +18,16 @@ def reachable(listener: socket.socket) -> tuple[str, int]:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
 
 
-def is_ready(host: str, port: int) -> bool:
-    """Whether a gateway answers there that requests can be served."""
+def is_ready(host: str, port: int, tls: bool = False) -> bool:
+    """Whether a gateway answers there that requests can be served.
+
+    With `tls` whatever certificate it shows is taken: the question is about this very socket.
+    """
     connection = http.client.HTTPConnection(host, port, timeout=1.0)
+    if tls:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(host, port, timeout=1.0, context=context)
     try:
         connection.request("GET", "/ready")
         return connection.getresponse().status == 200
@@ -32,7 +40,8 @@ def is_ready(host: str, port: int) -> bool:
 def greeting(settings: ServeSettings, host: str, port: int) -> str:
     """What a user can do with a cell that is ready: commands to paste into a shell."""
     name = settings.served_model_name or Manifest.load(Path(settings.model)).name
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    scheme = "https" if settings.ssl_certfile else "http"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     usual = flags(ServeSettings(), WorkerSettings)
     own = [flag for flag in flags(settings, WorkerSettings) if flag not in usual]
     join = shlex.join([sys.argv[0], "worker", *own])
@@ -57,5 +66,6 @@ def curl(settings: ServeSettings, name: str, url: str) -> str:
         path = "/v1/completions"
         body["prompt"] = "The capital of France is"
     command = ["curl", url + path, "-H", "Content-Type: application/json", "-d", json.dumps(body)]
-    key = ' -H "Authorization: Bearer $PAGEFLEET_API_KEY"' if settings.api_key else ""
+    asks_for_key = settings.api_key or settings.api_key_file
+    key = ' -H "Authorization: Bearer $PAGEFLEET_API_KEY"' if asks_for_key else ""
     return shlex.join(command) + key

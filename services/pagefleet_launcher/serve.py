@@ -178,7 +178,7 @@ async def _close_when_draining(listener: socket.socket, interrupts: Interrupts) 
 async def _greet_when_ready(settings: ServeSettings, listener: socket.socket) -> None:
     host, port = reachable(listener)
     started = said = time.monotonic()
-    while not await asyncio.to_thread(is_ready, host, port):
+    while not await asyncio.to_thread(is_ready, host, port, bool(settings.ssl_certfile)):
         await asyncio.sleep(0.1)
         if time.monotonic() - said >= _STILL_STARTING:
             said = time.monotonic()

@@ -41,6 +41,7 @@ from pagefleet.wire import (
     WorkerHello,
     unpack_ints,
 )
+from pagefleet_scheduler import quarantine
 from pagefleet_scheduler.flights import ResultError, keep
 from pagefleet_scheduler.liveness import Worker
 from pagefleet_scheduler.outbox import Outbox, Send
@@ -178,13 +179,13 @@ class Scheduler:
                 self._worker_hello(peer, message)
             case WorkerBye():
                 if worker and worker.planner.epoch == message.epoch:
-                    self._drop_worker(peer)
+                    self._drop_worker(peer, crashed=True)
             case GatewayBye():
                 self._lose(peer)
 
     def _lose(self, peer: bytes) -> None:
         if peer in self._workers:
-            self._drop_worker(peer)
+            self._drop_worker(peer, crashed=True)
         if self._gateways.pop(peer, None) is not None:
             for request in self.requests.of(peer):
                 self.requests.forget(request)
@@ -202,9 +203,9 @@ class Scheduler:
         self._gateways[peer] = self._now
         unknown = []
         listed = {line.request for line in beat.open}
-        for request in self.requests.of(peer):
-            if request.id not in listed:
-                self.requests.forget(request)
+        for left in self.requests.of(peer):
+            if left.id not in listed:
+                self.requests.forget(left)
         for line in beat.open:
             request = self.requests.get(line.request)
             if request is None or request.attempt != line.attempt:
@@ -325,7 +326,7 @@ class Scheduler:
             if worker.may_not_know(self._now):
                 self._let_in(peer, worker)
                 return
-            self._drop_worker(peer)
+            self._drop_worker(peer, crashed=False)
         self._joined += 1
         planner = Planner(
             hello,
@@ -362,14 +363,18 @@ class Scheduler:
         except TimeoutError as error:
             self._fence(peer, str(error))
 
-    def _fence(self, peer: bytes, text: str) -> None:
+    def _fence(self, peer: bytes, text: str, crashed: bool = False) -> None:
         self.outbox.send(peer, Fence(text))
-        self._drop_worker(peer)
+        self._drop_worker(peer, crashed)
 
-    def _drop_worker(self, peer: bytes) -> None:
+    def _drop_worker(self, peer: bytes, crashed: bool) -> None:
         """All that ran there starts again from its tokens, at its old place in the queue."""
-        self.placement.leave(self._workers.pop(peer).planner)
+        planner = self._workers.pop(peer).planner
+        guilty = quarantine.crashed(planner.flights) if crashed else []
+        self.placement.leave(planner)
         self._had_worker = self._now
+        for request in guilty:
+            self.requests.refuse(request, Reason.FAILED, quarantine.TEXT)
 
     def _result(self, peer: bytes, result: Result) -> None:
         worker = self._workers.get(peer)
@@ -384,7 +389,9 @@ class Scheduler:
         try:
             keep(result, flights)
             while flights and (oldest := flights[0].result):
-                self.requests.accept(worker.planner.accept(oldest))
+                accepted = worker.planner.accept(oldest)
+                quarantine.acquit(accepted)
+                self.requests.accept(accepted)
         except ResultError as error:
             self._fence(peer, f"Your result is void: {error}.")
             return
@@ -396,7 +403,7 @@ class Scheduler:
         """Give up on whoever has been silent or stuck for too long."""
         for peer, worker in list(self._workers.items()):
             if complaint := worker.complaint(self._now):
-                self._fence(peer, complaint)
+                self._fence(peer, complaint, crashed=True)
         for peer, heard in list(self._gateways.items()):
             if self._now - heard > GATEWAY_LEASE:
                 self._lose(peer)

@@ -61,7 +61,7 @@ class Outbox:
         )
         sequence.sent = sequence.outputs
 
-    def answer(self, request: Request, choice: int, answer: Answer) -> None:
+    def answer(self, request: Request, choice: int, answer: Answer, cached: int) -> None:
         """Send an answer of a beam search, whole."""
         self._outputs.setdefault(request.gateway, []).append(
             Output(
@@ -72,6 +72,7 @@ class Outbox:
                 tokens=pack_ints(answer.tokens),
                 logprobs=decoding.concatenate(answer.logprobs),
                 finish=answer.finish,
+                cached=cached,
                 score=answer.score,
             )
         )

@@ -33,6 +33,7 @@ from pagefleet_scheduler.flights import (
     agreeing,
 )
 from pagefleet_scheduler.host import HostTier
+from pagefleet_scheduler.quarantine import turns
 from pagefleet_scheduler.sequence import Sequence
 from pagefleet_scheduler.slots import SlotBook
 from pagefleet_scheduler.speculation import propose
@@ -195,10 +196,10 @@ class Planner:
         if len(self.flights) >= self.depth:
             return None
         self.pool.settle()
-        draft = self._draft(preempted)
+        draft = self._turn(preempted)
         if not draft.planned and self.pool.settling:
             self.pool.settle()
-            draft = self._draft(preempted)
+            draft = self._turn(preempted)
         if not draft.planned:
             return None
         ended, forks = self._slots.take_orders()
@@ -221,11 +222,19 @@ class Planner:
         self.flights.append(Flight(plan, draft.planned))
         return plan
 
-    def _draft(self, preempted: list[Sequence]) -> _Draft:
+    def _turn(self, preempted: list[Sequence]) -> _Draft:
+        draft = _Draft()
+        for sequences in turns(self.running, self.flights, self._step):
+            draft = self._draft(sequences, preempted)
+            if draft.planned:
+                break
+        return draft
+
+    def _draft(self, sequences: list[Sequence], preempted: list[Sequence]) -> _Draft:
         draft = _Draft()
         budget = self.worker.max_batched_tokens
-        single = sum(sequence.pending == 1 for sequence in self.running)
-        for sequence in tuple(self.running):
+        single = sum(sequence.pending == 1 for sequence in sequences)
+        for sequence in sequences:
             pending = sequence.pending
             if sequence.slot is None or pending <= 0 or self._waits_to_draft(sequence):
                 continue

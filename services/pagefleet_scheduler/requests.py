@@ -208,4 +208,4 @@ class Requests:
         decoding.append_continuations(request, going)
         if search.done:
             for choice, rank in request.answers.items():
-                self._outbox.answer(request, choice, search.answers[rank])
+                self._outbox.answer(request, choice, search.answers[rank], beams[0].cached)

@@ -49,6 +49,10 @@ class Request:
     """A beam search: its sequences are beams, numbered as they come, and answer no choice."""
     answers: dict[int, int] = field(default_factory=dict)
     """The choices that a beam search is to answer, each with the rank of its answer."""
+    suspect: bool = False
+    """It may have ended a worker: it runs alone (`quarantine`)."""
+    crashes: int = 0
+    """Of workers while it ran alone, since its last token."""
     prompt_logprobs_sent: int = 1
     """Position in the prompt up to which its logprobs were sent; the first token has none."""
 
@@ -120,6 +124,8 @@ class Sequence:
     """The class of the worker where it last ran; workers of one class compute equal bits."""
     cached: int = 0
     """Prompt tokens that its first run found in the prefix cache."""
+    proven: bool = False
+    """A step of this run has given it something."""
     candidates: Logprobs | None = None
     """Of a beam: its likely next tokens, until all beams of the search have theirs."""
     finish: Finish | None = None
@@ -258,5 +264,5 @@ class Sequence:
         self.table = array("i")
         self.checksum = 0
         self.slot = None
-        self.opened = False
+        self.opened = self.proven = False
         self.history = b""
