@@ -16,7 +16,7 @@ from pagefleet_worker.interface import EngineFacts
 from tests.simulation.clients import LONGEST, Client
 from tests.simulation.faults import Fault
 from tests.simulation.network import SCHEDULER, Latency, Moment, Network
-from tests.simulation.parties import GatewayProcess, SchedulerProcess, WorkerProcess
+from tests.simulation.parties import GatewayProcess, Poison, SchedulerProcess, WorkerProcess
 from tests.simulation.world import Process, World
 
 RECOVERY = 6.0
@@ -57,6 +57,10 @@ class Scenario:
     host_blocks: int = 0
     step_seconds: tuple[float, float] = (0.002, 0.02)
     latency: Latency = field(default_factory=Latency)
+    poison: int | None = None
+    """Seed of a request that ends every worker that computes it."""
+    poison_tokens: int = 0
+    """Tokens that it gets before."""
 
     @property
     def work(self) -> float:
@@ -86,6 +90,8 @@ class Cell:
         self.running: dict[str, Process] = {}
         self.clients: list[Client] = []
         self.struck: list[Fault] = []
+        self.crashes = 0
+        """Of workers by the poison."""
         self._homes: dict[str, GatewayProcess] = {}
         self._incarnations: Counter[str] = Counter()
         self._troubled_until = 0.0
@@ -195,8 +201,20 @@ class Cell:
             self.running[name] = GatewayProcess(self.network, name, number)
         else:
             self.running[name] = WorkerProcess(
-                self.network, name, number, self._facts(), self._step_seconds()
+                self.network,
+                name,
+                number,
+                self._facts(),
+                self._step_seconds(),
+                Poison(scenario.poison, scenario.poison_tokens, self._crash),
             )
+
+    def _crash(self, process: Process) -> None:
+        """A poison ends a worker; the next one is there soon."""
+        self.crashes += 1
+        self.die(process)
+        self.world.after(0.002, partial(self.report_death, process.address))
+        self.start_later(process.name, 0.3)
 
     def _facts(self) -> EngineFacts:
         scenario = self.scenario

@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from pagefleet.wire import Message, Output, Plan, Result, RowError
+from pagefleet.wire import ROW_FIELDS, Message, Output, Plan, Result, RowError, unpack_ints
 from pagefleet_gateway.link import BEAT_SECONDS, Reaction, SchedulerLink
 from pagefleet_scheduler.core import Arrived, Lost, Scheduler
 from pagefleet_worker.echo import EchoEngine
@@ -118,6 +118,34 @@ class GatewayProcess(Process):
         self._carry_out(self.link.taken(output.request, output.choice, read))
 
 
+class Poison:
+    """A request that ends whatever computes it, once it has some tokens."""
+
+    def __init__(self, seed: int | None, tokens: int, crash: Callable[[Process], None]) -> None:
+        self.crash = crash
+        self._seed = seed
+        self._tokens = tokens
+        self._deadly: dict[int, int] = {}
+        """From which position on, by slot."""
+
+    def forget(self) -> None:
+        """A worker begins an epoch."""
+        self._deadly.clear()
+
+    def is_in(self, plan: Plan) -> bool:
+        """Whether a step computes it; to be asked of all steps in their order."""
+        for slot in unpack_ints(plan.release):
+            self._deadly.pop(slot, None)
+        for order in plan.opens:
+            if order.params.seed == self._seed:
+                self._deadly[order.slot] = len(order.prompt) // 4 + self._tokens
+        rows = unpack_ints(plan.rows)
+        fields = zip(*(rows[column::ROW_FIELDS] for column in range(3)), strict=True)
+        return any(
+            start + count >= self._deadly.get(slot, 1 << 30) for slot, start, count in fields
+        )
+
+
 class WorkerProcess(Process):
     """`pagefleet_worker.server` around the real membership and an EchoEngine."""
 
@@ -128,6 +156,7 @@ class WorkerProcess(Process):
         incarnation: int,
         facts: EngineFacts,
         step_seconds: Callable[[], float],
+        poison: "Poison",
     ) -> None:
         super().__init__(network.world, name, incarnation)
         self.membership = Membership(facts.hello("host", 1000 + incarnation, incarnation))
@@ -135,6 +164,7 @@ class WorkerProcess(Process):
         """What is to go wrong in its next steps: an exception, an error of the first row, or a
         wrong token that nothing announces."""
         self.stuck_until = 0.0
+        self.poison = poison
         self._network = network
         self._engine = EchoEngine(facts, DECODER, self._advance)
         self._step_seconds = step_seconds
@@ -185,6 +215,7 @@ class WorkerProcess(Process):
             if isinstance(order, int):
                 self._epoch = order
                 self._engine.reset()
+                self.poison.forget()
                 continue
             self._computing = True
             result = self._step(order) if order.epoch == self._epoch else None
@@ -209,6 +240,9 @@ class WorkerProcess(Process):
         return result
 
     def _computed(self, plan: Plan, result: Result | None) -> None:
+        if self.poison.is_in(plan):
+            self.poison.crash(self)
+            return
         if self.world.now < self.stuck_until:
             self.after(self.stuck_until - self.world.now, partial(self._computed, plan, result))
             return

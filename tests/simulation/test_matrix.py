@@ -28,7 +28,7 @@ from tests.simulation.faults import (
     Stop,
     Terminate,
 )
-from tests.simulation.network import SCHEDULER, Mangling, Moment
+from tests.simulation.network import SCHEDULER, Latency, Mangling, Moment
 from tests.simulation.scenarios import KINDS
 
 When = float | Moment
@@ -239,3 +239,33 @@ def test_a_client_that_leaves_is_forgotten_though_its_abort_is_lost() -> None:
     lost = Mangle(0.0, Mangling("drop", "Abort", chance=1.0, times=1), seconds=1.0)
     cell = run(replace(calm("greedy"), wishes=[wish], faults=[lost, Leave(0.8, "r0", None)]))
     assert cell.world.now < 1.3
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("tokens", "crashes"), [(0, 3), (2, 4)])
+def test_a_poison_is_refused_and_nobody_else(tokens: int, crashes: int, form: str) -> None:
+    """After one crash that it shared, or two if it got tokens before, and two that it did not."""
+    draw = random.Random("poison")
+    poison = Wish(
+        0.35, 0, make_submit("poison", form, draw, max_tokens=6, seed=4711), frozenset({"failed"})
+    )
+    cell = run(
+        replace(
+            crowd(), wishes=[*crowd().wishes, poison], poison=4711, poison_tokens=tokens, slots=9
+        )
+    )
+    refused = [client.submit.request for client in cell.clients if client.rejected is not None]
+    if poison.submit.params.max_tokens > tokens:
+        assert refused == ["poison"]
+        assert 2 <= cell.crashes <= crashes
+
+
+def test_nobody_is_refused_for_chance_deaths() -> None:
+    """Workers die ten times in a row, often with all that they run."""
+    faults = [Kill(0.32 + 0.05 * n, f"worker{n % 2}", 0.04, n % 3 > 0) for n in range(10)]
+    run(replace(crowd(), faults=faults))
+
+
+def test_a_round_trip_longer_than_hellos_are_apart() -> None:
+    cell = run(replace(crowd(), wishes=crowd().wishes[:1], latency=Latency(0.5, 0.6)))
+    assert cell.network.count("Fence") == 0
