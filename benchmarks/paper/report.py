@@ -72,9 +72,9 @@ def _batches(outcome: Outcome) -> str:
 
 
 def _capacities(outcome: Outcome) -> str:
-    header = ["cost model", "system", *(f"{threshold:g} s/token" for threshold in THRESHOLDS)]
+    header = ["cost model, system", *(f"{threshold:g} s/token" for threshold in THRESHOLDS)]
     rows = [
-        [cost, system, *(spread(outcome.capacities(cost, system, t), 2) for t in THRESHOLDS)]
+        [f"{cost}, {system}", *(spread(outcome.capacities(cost, system, t), 2) for t in THRESHOLDS)]
         for cost in outcome.costs
         for system in SYSTEMS
     ]
@@ -87,8 +87,8 @@ def _latencies(outcome: Outcome) -> str:
         point = last_within(curves[0], REFERENCE)
         if point is not None:
             pairs = (f"{p50:.3f} / {p99:.3f}" for p50, p99 in (point.first_token, point.gap))
-            rows.append([cost, system, f"{point.rate:.2f}", f"{point.latency:.3f}", *pairs])
-    header = ["cost model", "system", "requests/s", "mean s/token", "first token", "between tokens"]
+            rows.append([f"{cost}, {system}", f"{point.rate:.2f}", f"{point.latency:.3f}", *pairs])
+    header = ["cost model, system", "requests/s", "mean s/token", "first token", "between tokens"]
     return table(header, rows)
 
 
@@ -99,7 +99,7 @@ def _savings(outcome: Outcome) -> str:
         rows.append(
             [f"{ways} {kind}", traffic, spread(values), "" if paper is None else f"{paper}"]
         )
-    return table(["sharing", "lengths", "saved", "paper"], rows)
+    return table(["sharing, lengths", "saved", "paper"], rows)
 
 
 def _checks(outcome: Outcome) -> str:
