@@ -369,8 +369,9 @@ class Scheduler:
 
     def _drop_worker(self, peer: bytes, crashed: bool) -> None:
         """All that ran there starts again from its tokens, at its old place in the queue."""
-        planner = self._workers.pop(peer).planner
-        guilty = quarantine.crashed(planner.flights) if crashed else []
+        worker = self._workers.pop(peer)
+        planner = worker.planner
+        guilty = quarantine.crashed(planner.flights, worker.heard) if crashed else []
         self.placement.leave(planner)
         self._had_worker = self._now
         for request in guilty:

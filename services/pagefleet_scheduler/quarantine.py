@@ -8,11 +8,12 @@ rows were under way. The rules:
   well. (If one of these is to blame, it has no token when it dies again, and is a suspect then.)
 - A suspect runs alone: its rows are steps of their own, ordered when nothing else is under way, in
   turn with those of all others. A token acquits it.
-- A crash that a suspect shared with nobody counts. `LIMIT` of them without a token in between end
-  the request. Crashes that were shared end nobody, however many there are.
+- A crash that a suspect shared with nobody counts, if the worker seemed alive when the step was
+  ordered. `LIMIT` of them without a token in between end the request. Crashes that were shared end
+  nobody, however many there are.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from pagefleet_scheduler.flights import Accepted, Flight
 from pagefleet_scheduler.sequence import Request, Sequence
@@ -20,18 +21,26 @@ from pagefleet_scheduler.sequence import Request, Sequence
 LIMIT = 2
 """Crashes alone, without a token in between, that end a request."""
 
+ALIVE = 0.5
+"""Seconds for which a worker is taken to be alive after it was heard: two beats, and some time."""
+
 TEXT = f"The workers that computed this request alone ended, {LIMIT} times in a row."
 
 
-def crashed(flights: Iterable[Flight]) -> list[Request]:
+def crashed(flights: Collection[Flight], heard: float) -> list[Request]:
     """Judge by the steps that were under way at a worker that is lost.
 
-    Returns the requests that are to end.
+    Args:
+        flights: the steps.
+        heard: when the worker was last heard of.
+
+    Returns:
+        The requests that are to end.
     """
     rows = [row for flight in flights for row in flight.rows]
     if len(rows) == 1 and rows[0].sequence.request.suspect:
         request = rows[0].sequence.request
-        request.crashes += 1
+        request.crashes += all(flight.sent - heard <= ALIVE for flight in flights)
         return [request] if request.crashes >= LIMIT else []
     for row in rows:
         if not row.sequence.proven:
