@@ -22,6 +22,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from pagefleet_kernels.dispatch import Kernels
+from pagefleet_worker.adapter_experts import EXPERTS
 from pagefleet_worker.batch import Batch, pad_rows
 from pagefleet_worker.causal_model import ModelShape
 from pagefleet_worker.model_files import ModelError
@@ -178,6 +179,8 @@ class AdaptedModel:
         self.device: torch.device = model.device
         self._model = model
         model.set_attn_implementation(ATTENTION)
+        if self.device.type == "cpu":
+            model.set_experts_implementation(EXPERTS)
         self._seam = Seam.within(model)
 
     def hidden(self, batch: Batch, pool: Tensor) -> Tensor:
