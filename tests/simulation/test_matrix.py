@@ -260,10 +260,11 @@ def test_a_poison_is_refused_and_nobody_else(tokens: int, crashes: int, form: st
         assert 2 <= cell.crashes <= crashes
 
 
-def test_nobody_is_refused_for_chance_deaths() -> None:
-    """Workers die ten times in a row, often with all that they run."""
-    faults = [Kill(0.32 + 0.05 * n, f"worker{n % 2}", 0.04, n % 3 > 0) for n in range(10)]
-    run(replace(crowd(), faults=faults))
+@pytest.mark.parametrize(("apart", "watched"), [(0.2, True), (0.05, False)])
+def test_nobody_is_refused_for_chance_deaths(apart: float, watched: bool) -> None:
+    """Workers die ten times in a row, with all that they run, suspects among it."""
+    kills = [Kill(0.32 + apart * n, f"worker{n % 2}", 0.04, watched) for n in range(10)]
+    run(replace(crowd(), faults=list[Fault](kills)))
 
 
 def test_a_round_trip_longer_than_hellos_are_apart() -> None:
