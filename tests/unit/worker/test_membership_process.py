@@ -1,0 +1,84 @@
+"""The membership in a real process: it joins, computes, and leaves in the middle of a step."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+import zmq
+
+from pagefleet.params import SamplingParams
+from pagefleet.transport import Hub
+from pagefleet.wire import (
+    FromWorker,
+    Join,
+    Open,
+    Plan,
+    WorkerBeat,
+    WorkerBye,
+    WorkerHello,
+    checksum,
+    decode_from_worker,
+    encode,
+    pack_ints,
+)
+
+_T = TypeVar("_T", bound=FromWorker)
+
+
+class Scheduler:
+    """The scheduler's end of one worker's connection."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.peer = b""
+
+    def wait_for(self, kind: type[_T], condition: Callable[[_T], bool] = lambda _: True) -> _T:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            for peer, frame in self.hub.receive():
+                self.peer = peer
+                message = decode_from_worker(frame)
+                if isinstance(message, kind) and condition(message):
+                    return message
+            time.sleep(0.005)
+        raise AssertionError(f"no {kind.__name__} came")
+
+
+def test_sigterm_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/workers"
+    command = [
+        sys.executable, "-m", "pagefleet_worker", "--model=echo", "--engine=echo",
+        "--step-seconds=60", f"--worker-endpoint={endpoint}",
+    ]  # fmt: skip
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with (
+        closing(Hub(endpoint, context)) as hub,
+        subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        ) as process,
+    ):
+        scheduler = Scheduler(hub)
+        scheduler.wait_for(WorkerHello)
+        hub.send(scheduler.peer, encode(Join(7)))
+        scheduler.wait_for(WorkerBeat)
+        params = SamplingParams(max_tokens=1, seed=1)
+        opens = [Open(0, params, pack_ints([5]), b"", [0])]
+        rows, tables = pack_ints([0, 0, 1, 1, 1, checksum(pack_ints([3]))]), pack_ints([0, 0, 3])
+        plan = Plan(7, 0, rows, pack_ints([5]), opens=opens, tables=tables)
+        hub.send(scheduler.peer, encode(plan))
+        scheduler.wait_for(WorkerBeat, lambda beat: beat.busy)
+        process.send_signal(signal.SIGTERM)
+        assert scheduler.wait_for(WorkerBye) == WorkerBye(7)
+        assert process.wait(timeout=5) == 0
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+    context.destroy(linger=0)
