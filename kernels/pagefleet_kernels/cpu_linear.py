@@ -222,8 +222,6 @@ def _interleaved(gate_up: Tensor) -> Tensor:
 
 def _packed(weight: Tensor) -> Tensor:
     """[outputs, inputs] -> [panels, steps, PANEL, inputs of a step]."""
-    outputs, inputs = weight.shape
-    together = 4 // weight.element_size()
-    whole = F.pad(weight, (0, 0, 0, -outputs % PANEL))
-    panels = whole.view(-1, PANEL, inputs // together, together)
-    return panels.transpose(1, 2).contiguous()
+    words = F.pad(weight, (0, 0, 0, -len(weight) % PANEL)).view(torch.int32)
+    panels = words.view(-1, PANEL, words.shape[1]).transpose(1, 2).contiguous()
+    return panels.unsqueeze(-1).view(weight.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 from pagefleet_kernels import cpu_attention
 from pagefleet_kernels.cpu_launch import FORMATS
 from pagefleet_kernels.cpu_linear import PackedLinear
-from pagefleet_kernels.cpu_program import Program, Stage, compile_program
+from pagefleet_kernels.cpu_program import Program, Stage
 from pagefleet_kernels.layers import DecoderLayer, Layer, StackShape
 
 
@@ -187,13 +187,6 @@ class LayerStack:
             output=output.data_ptr(),
             eps=self._shape.eps,
         )
-
-
-def warm_up(dtype: torch.dtype, query_heads: int, heads: int, head_size: int) -> None:
-    """Compiles what a stack needs for a model, or loads it."""
-    if cpu_attention.supports(dtype, head_size):
-        shape = cpu_attention.Shape.of(dtype, head_size, query_heads, heads)
-        compile_program(FORMATS[dtype], shape.narrow, shape.wide)
 
 
 def stack(

@@ -26,8 +26,9 @@ class Kernels:
     `reference`.
 
     `warm_up(dtype, query heads, key/value heads, head size)` compiles everything that a model of
-    this shape will call, so that no step waits for a compiler. `stack(layers, norm, cosines and
-    sines, shape)` makes one call of all layers of a decoder, where the device gains by that.
+    this shape will call one by one, so that no step waits for a compiler.
+    `stack(layers, norm, cosines and sines, shape)` makes one call of all layers of a decoder, where
+    the device gains by that.
     """
 
     name: str
@@ -97,7 +98,6 @@ def _cpu() -> Kernels:
         cpu_cache.warm_up(dtype)
         cpu_layers.warm_up(dtype)
         cpu_linear.warm_up(dtype)
-        cpu_stack.warm_up(dtype, query_heads, heads, head_size)
 
     return Kernels(
         "numba",

@@ -54,6 +54,8 @@ class Decoder:
         heads = (config.heads, config.kv_heads, config.head_dim)
         shape = StackShape(*heads, config.windows, config.norm_eps)
         self._stack = kernels.stack(self.layers, self._norm, self._cos_sin, shape)
+        if self._stack is None:
+            kernels.warm_up(self.dtype, *heads)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import secrets
 import time
 from array import array
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from pagefleet_worker.grammar import Grammars
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.pools import choose_size, make_host_pool, make_pool, measure_swap
+from pagefleet_worker.selftest import is_exact
 from pagefleet_worker.slots import Row, Slot
 from pagefleet_worker.weights import load_weights
 
@@ -55,14 +57,13 @@ def load_engine(
     dtype = _choose_dtype(settings.dtype, config, device)
     length = _choose_length(settings.max_model_len, manifest.max_model_len)
     kernels = select(device)
-    kernels.warm_up(dtype, config.heads, config.kv_heads, config.head_dim)
-
     decoder: CausalModel
     if isinstance(config, DecoderConfig):
-        decoder = _load_decoder(manifest, config, dtype, device, kernels, length, progress)
+        decoder = _load_decoder(folder, manifest, config, dtype, device, kernels, length, progress)
     else:
         from pagefleet_worker.adapter_loading import load_adapted
 
+        kernels.warm_up(dtype, config.heads, config.kv_heads, config.head_dim)
         decoder = load_adapted(folder, manifest.weights, dtype, device, kernels, length, progress)
     size = choose_size(
         config, settings, dtype, device, lambda: run_full_step(decoder, settings, length)
@@ -73,7 +74,7 @@ def load_engine(
     costs = {} if host_pool is None else _measure_costs(decoder, settings, length, pool, host_pool)
     facts = EngineFacts(
         fingerprint=manifest.fingerprint,
-        numerics=_numerics_class(config, kernels, dtype, device, settings.block_size),
+        numerics=_numerics_class(config, kernels, decoder, settings, length),
         block_size=settings.block_size,
         blocks=size.blocks,
         slots=settings.max_num_seqs,
@@ -106,6 +107,7 @@ def _load_config(folder: Path, manifest: Manifest) -> ModelShape:
 
 
 def _load_decoder(
+    folder: Path,
     manifest: Manifest,
     config: DecoderConfig,
     dtype: torch.dtype,
@@ -119,7 +121,7 @@ def _load_decoder(
         if loaded * 4 // total > (loaded - 1) * 4 // total:
             _log.info("%s: %d %% of the weights are loaded", manifest.name, 100 * loaded // total)
 
-    weights = load_weights(manifest.weights, config, dtype, device, advance)
+    weights = load_weights(manifest.weights, config, dtype, device, advance, cache=folder)
     return Decoder(config, weights, kernels, length, progress)
 
 
@@ -178,11 +180,14 @@ def _choose_device(name: str) -> torch.device:
 
 
 def _choose_dtype(name: str, config: ModelShape, device: torch.device) -> torch.dtype:
-    """What the settings say, else what the weights were saved in; a CPU has no fast float16."""
+    """What the settings say; else the fastest of a CPU, or what the weights were saved in."""
     if name != "auto":
         return _DTYPES[name]
-    saved = _DTYPES.get(config.dtype or "float32", torch.float32)
-    return torch.float32 if saved == torch.float16 and device.type == "cpu" else saved
+    if device.type == "cpu":
+        able = torch.cpu.get_capabilities()
+        fast = any(able.get(feature) for feature in ("avx512_bf16", "amx_bf16"))
+        return torch.bfloat16 if fast else torch.float32
+    return _DTYPES.get(config.dtype or "float32", torch.float32)
 
 
 def _choose_length(wanted: int | None, possible: int) -> int:
@@ -197,21 +202,29 @@ def _choose_length(wanted: int | None, possible: int) -> int:
 def _numerics_class(
     config: ModelShape,
     kernels: Kernels,
-    dtype: torch.dtype,
-    device: torch.device,
-    block_size: int,
+    decoder: CausalModel,
+    settings: WorkerSettings,
+    length: int,
 ) -> str:
     """What decides every bit of a stream beside the model; the number of threads does not.
 
-    oneDNN chooses its code by a CPU's instructions and cuts matrices by the size of its caches.
+    oneDNN chooses its code by a CPU's instructions and cuts matrices by the size of its caches. A
+    CPU that does not keep its promise is alone in its class.
     """
+    device, block_size, exact = decoder.device, settings.block_size, ""
     if device.type == "cpu":
         traits = torch.cpu.get_capabilities().items()
         decisive = sorted((key, value) for key, value in traits if not key.startswith("num_"))
         unit = hashlib.sha256(repr(decisive).encode()).hexdigest()[:12]
+        if not is_exact(decoder, block_size, min(length, settings.max_num_batched_tokens)):
+            _log.warning("This machine's products depend on the batch: streams that are moved or "
+                         "preempted may go on differently. Try another --dtype.")  # fmt: skip
+            exact = f" inexact-{secrets.token_hex(4)}"
     else:
         unit = torch.cuda.get_device_name(device)
-    name = str(dtype).removeprefix("torch.")
-    native = isinstance(config, DecoderConfig)
-    library = kernels.name if native else f"{kernels.name} transformers-{version('transformers')}"
-    return f"{library} torch-{torch.__version__} {device.type}-{unit} {name} block-{block_size}"
+    name = str(decoder.dtype).removeprefix("torch.")
+    computed_by = kernels.name
+    if not isinstance(config, DecoderConfig):
+        computed_by += f" transformers-{version('transformers')}"
+    unit = f"torch-{torch.__version__} {device.type}-{unit}"
+    return f"{computed_by} {unit} {name} block-{block_size}{exact}"

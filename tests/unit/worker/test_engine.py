@@ -21,7 +21,7 @@ from pagefleet_worker.prepare import prepare
 from tests.driver import Driver, Stream
 from tests.models import VARIANTS, VOCAB_SIZE
 
-SETTINGS = WorkerSettings(num_blocks=200, max_num_seqs=32, device="cpu")
+SETTINGS = WorkerSettings(num_blocks=200, max_num_seqs=32, device="cpu", dtype="float32")
 
 Prepared = Callable[[str], Path]
 

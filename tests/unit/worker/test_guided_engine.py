@@ -22,7 +22,7 @@ from tests.driver import Driver, Stream
 from tests.models import EOS, VOCAB_SIZE
 from tests.schemas import random_schema
 
-SETTINGS = WorkerSettings(num_blocks=400, max_num_seqs=32, device="cpu")
+SETTINGS = WorkerSettings(num_blocks=400, max_num_seqs=32, device="cpu", dtype="float32")
 COMPACT = {"whitespace_flexible": False}
 
 

@@ -35,7 +35,8 @@ def test_greedy_tokens_and_logprobs_are_transformers(smollm2: Path) -> None:
     prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
     prompts.append(random.choices(range(49152), k=200))
     print(f"random prompt {prompts[-1]}")
-    engine = load_engine(smollm2, WorkerSettings(device="cpu", num_blocks=200), lambda: None)
+    settings = WorkerSettings(device="cpu", dtype="float32", num_blocks=200)
+    engine = load_engine(smollm2, settings, lambda: None)
     params = SamplingParams(max_tokens=16, seed=0, temperature=0, logprobs=0)
     compared = 0
     streams = Driver(engine, chunk=64, lookahead=True).run(prompts, [params] * len(prompts))

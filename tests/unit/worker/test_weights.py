@@ -45,9 +45,12 @@ def files_of(folder: Path) -> Weights:
 
 
 def load(
-    files: Weights, config: DecoderConfig, dtype: torch.dtype = torch.float32
+    files: Weights,
+    config: DecoderConfig,
+    dtype: torch.dtype = torch.float32,
+    cache: Path | None = None,
 ) -> DecoderWeights:
-    weights = load_weights(files, config, dtype, CPU, lambda loaded, total: None)
+    weights = load_weights(files, config, dtype, CPU, lambda loaded, total: None, cache)
     return replace(weights, layers=tuple(weights.layers))
 
 
@@ -185,6 +188,28 @@ def test_gguf(name: str, head_dim: int, tmp_path: Path) -> None:
     )
     weights = load(Weights("gguf", (str(path),)), config_of(folder))
     assert_equal(weights, model.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gguf_file_is_dequantized_once(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = make_model("qwen2", tmp_path / "hf")
+    path, cache = write_gguf(tmp_path / "model.gguf", folder, ["Q8_0", "F16"]), tmp_path / "cache"
+    files = Weights("gguf", (str(path),))
+
+    def loaded() -> list[Tensor]:
+        weights = load(files, config_of(folder), dtype, cache)
+        layers = [getattr(layer, field.name) for layer in weights.layers for field in fields(layer)]
+        return [weights.embedding, weights.norm, weights.head, *filter(torch.is_tensor, layers)]
+
+    expected = loaded()
+    assert not cache.exists()
+    cache.mkdir()
+    first = loaded()
+    path.write_bytes(b"")
+    for again in (first, loaded()):
+        assert len(again) == len(expected)
+        assert all(map(torch.equal, again, expected))
+    assert len(list(cache.iterdir())) == 1
 
 
 def test_gguf_of_an_unreadable_kind(tmp_path: Path) -> None:
