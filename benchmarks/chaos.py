@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 
 from benchmarks.drill.injuries import Injurer
-from benchmarks.drill.questions import FORMS, Question, Questioner
+from benchmarks.drill.questions import SAMPLED, Question, Questioner
 from benchmarks.drill.served import Served, serving
 from benchmarks.drill.streams import EXACT, LOST, REFUSED, Answer, ask
 from benchmarks.drill.timeline import timeline
@@ -118,7 +118,7 @@ class Chaos:
         """Questions to a real model, asked once while nothing goes wrong."""
         options, known = self._options, []
         for number in range(TEXTS):
-            form = list(FORMS)[number % len(FORMS)]
+            form = SAMPLED[number % len(SAMPLED)]
             question = self._questioner.ask(form, options.prompt, options.tokens)
             answer = await ask(served.server, question)
             tokens = [answer.choices[index] for index in range(question.choices)]

@@ -18,13 +18,18 @@ FORMS: dict[str, dict[str, Any]] = {
     "penalized": {"temperature": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.1},
     "n=2": {"temperature": 1, "n": 2},
     "logprobs": {"temperature": 1, "logprobs": 3},
+    "beam": {"temperature": 0, "use_beam_search": True, "beam_width": 3, "n": 2},
+    "guided": {"temperature": 1, "structured_outputs": {"regex": "[a-m ]{200}"}},
 }
 """Fields of a body; each asks for something else that must survive."""
+
+SAMPLED = ("greedy", "seeded", "penalized", "n=2", "logprobs")
+"""The forms whose answers the oracle knows."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A request for `/v1/completions` whose answer is exactly `max_tokens` long."""
+    """A request for `/v1/completions` that does not end before `max_tokens`."""
 
     prompt: list[int]
     max_tokens: int
@@ -84,7 +89,7 @@ class Questioner:
         return Question(ids, tokens, self._draw.randrange(2**32), form, stream, self._model)
 
     def any(self, longest_prompt: int, longest_answer: int) -> Question:
-        """A question of any form and length."""
-        form = self._draw.choice(list(FORMS))
+        """A question of any length, of a form that the oracle knows."""
+        form = self._draw.choice(SAMPLED)
         prompt = self._draw.randint(1, longest_prompt)
         return self.ask(form, prompt, self._draw.randint(2, longest_answer))

@@ -70,11 +70,13 @@ class Answer:
     @property
     def verdict(self) -> str:
         """How it compares with the answer that had to come."""
+        complete = self.whole and self.error is None
         for index, expected in enumerate(self.question.expected):
             got = self.choices.get(index, [])
             if got != expected[: len(got)]:
                 return REPEATED if _repeats(got, expected) else WRONG
-        if self.whole and self.error is None and self.tokens == self.question.max_tokens:
+            complete = complete and got == expected
+        if complete:
             return EXACT
         refused = self.error is not None and self.error.startswith("HTTP ") and not self.choices
         return REFUSED if refused else LOST

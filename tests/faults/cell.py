@@ -101,15 +101,26 @@ class Service:
 class Cell:
     """All of them; `--check` is on, so the scheduler dies of any broken invariant."""
 
-    def __init__(self, folder, model, *, workers=2, gateways=1, scheduler=(), worker=(), seed=0):
+    def __init__(
+        self,
+        folder,
+        model,
+        *,
+        workers=2,
+        gateways=1,
+        scheduler=(),
+        worker=(),
+        host="127.0.0.1",
+        seed=0,
+    ):
         self.folder, self.model = folder, model
         ends = {side: f"ipc://{folder}/{side}-hub" for side in ("gateways", "workers")}
         fronts = {side: f"ipc://{folder}/{side}" for side in ends}
         self.gateway_proxy, self.worker_proxy = (
             Proxy(folder / side, folder / f"{side}-hub", seed) for side in ends
         )
-        self.sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(gateways)]
-        self.servers = [Server("127.0.0.1", s.getsockname()[1], "") for s in self.sockets]
+        self.sockets = [socket.create_server((host, 0)) for _ in range(gateways)]
+        self.servers = [Server(host, s.getsockname()[1], "") for s in self.sockets]
         self.scheduler = self._service(
             "scheduler",
             "--check",

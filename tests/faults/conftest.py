@@ -2,11 +2,12 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.drill.questions import FORMS, Questioner
+from benchmarks.drill.questions import SAMPLED, Questioner
 from benchmarks.drill.streams import EXACT, ask
 from pagefleet_worker.prepare import prepare
 from tests.faults.cell import make_cell
@@ -50,7 +51,7 @@ def questions(echo_folder) -> Questioner:
 class Load:
     """Questions that are asked together, one of each form by default."""
 
-    def __init__(self, questions, *, prompt=40, tokens=40, forms=tuple(FORMS), stream=True):
+    def __init__(self, questions, *, prompt=40, tokens=40, forms=SAMPLED, stream=True):
         self.questions = [
             questions.ask(form, prompt, tokens, stream=stream or index % 2 == 0)
             for index, form in enumerate(forms)
@@ -66,6 +67,14 @@ class Load:
             return answers
 
         return asyncio.run(run())
+
+
+def rehearse(cell, load):
+    """Take what comes without faults for what has to come, where no oracle knows it."""
+    for number, answer in enumerate(load.run(cell)):
+        assert answer.whole
+        known = [answer.choices[index] for index in range(answer.question.choices)]
+        load.questions[number] = replace(answer.question, known=known)
 
 
 def assert_exact(answers):

@@ -9,6 +9,7 @@ asserts that.
 """
 
 import asyncio
+import contextlib
 import random
 import threading
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import msgpack
 
 GREETING_BYTES = 64
 _MORE, _LONG, _COMMAND = 1, 2, 4
+_STALL_SECONDS = 0.01
 
 
 class Action(Enum):
@@ -100,6 +102,9 @@ class Proxy:
         """Messages that came in, by name."""
         self.rules: list[Rule] = []
         self.links: list[Link] = []
+        self.held = 0
+        """Frames that a stall kept back."""
+        self._stalled: set[str] = set()
         self._draw = random.Random(seed)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"proxy {front.name}")
@@ -125,6 +130,15 @@ class Proxy:
     def forgive(self) -> None:
         """Drop all rules."""
         self.rules = []
+
+    @contextlib.contextmanager
+    def stalled(self, *directions):
+        """Nothing arrives "up" at the hub or "down" at its peers; it is kept, as by TCP."""
+        self._stalled = set(directions)
+        try:
+            yield
+        finally:
+            self._stalled = set()
 
     def cut_all(self) -> int:
         """Break every connection; how many there were."""
@@ -162,19 +176,22 @@ class Proxy:
         self.links.append(link)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(link, reader, back_writer))
-                group.create_task(self._pump(link, back_reader, writer))
+                group.create_task(self._pump(link, reader, back_writer, "up"))
+                group.create_task(self._pump(link, back_reader, writer, "down"))
         except* (Cut, OSError, asyncio.IncompleteReadError):
             pass
         finally:
             link.close()
             self.links.remove(link)
 
-    async def _pump(self, link, reader, writer) -> None:
+    async def _pump(self, link, reader, writer, direction) -> None:
         await pass_greeting(reader, writer)
         held: bytes | None = None
         while True:
             flags, frame = await read_frame(reader)
+            self.held += direction in self._stalled
+            while direction in self._stalled:
+                await asyncio.sleep(_STALL_SECONDS)
             if flags & _COMMAND:
                 writer.write(encode_frame(flags, frame))
                 continue

@@ -1,0 +1,122 @@
+"""Links that stand still, both ways or one way: between services, and to a client.
+
+Services talk over Unix sockets, which no network namespace parts (TCP beyond the machine is
+refused), so the proxy stalls them; the client's link is a real one, taken down.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import subprocess
+import threading
+import time
+
+import pytest
+
+from tests.faults.cell import make_cell
+from tests.faults.conftest import Load, assert_exact, once
+
+WAYS = [("up", "down"), ("up",), ("down",)]
+
+
+def run_stalled(cell, load, proxy, ways, seconds):
+    """Stall a proxy under a load, when the first of its streams has ten tokens."""
+
+    async def stall():
+        await begun.wait()
+        with proxy.stalled(*ways):
+            await asyncio.sleep(seconds)
+
+    begun, held = asyncio.Event(), proxy.held
+    watch = once(lambda answer: answer.tokens >= 10, begun.set)
+    answers = load.run(cell, watch, stall())
+    assert watch.struck
+    assert proxy.held > held
+    return answers
+
+
+@pytest.mark.parametrize(
+    "ways", [WAYS[0], *(pytest.param(w, marks=pytest.mark.slow) for w in WAYS[1:])]
+)
+@pytest.mark.parametrize(
+    "seconds", [0.3, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 20))]
+)
+@pytest.mark.parametrize("side", ["gateway_proxy", "worker_proxy"])
+def test_between_services(cell, questions, side, ways, seconds):
+    load = Load(questions, tokens=60 if seconds < 1 else 300)
+    assert_exact(run_stalled(cell, load, getattr(cell, side), ways, seconds))
+
+
+CLONE_NEWNET = 0x40000000
+
+
+class Namespace:
+    """A network namespace (ip-netns(8)) that one cable leads to; its other end is `address`."""
+
+    def __init__(self):
+        self.name = f"pagefleet-{os.getpid()}"
+        self.address = "10.203.117.1"
+        self._near, self._far = f"pfn{os.getpid() % 10**6}", f"pff{os.getpid() % 10**6}"
+
+    @contextlib.contextmanager
+    def made(self):
+        """Make it; skip the test where that is not allowed."""
+        done = subprocess.run(["ip", "netns", "add", self.name], capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"no network namespace can be made here: {done.stderr.strip()}")
+        try:
+            self._ip("link", "add", self._near, "type", "veth", "peer", self._far)
+            self._ip("link", "set", self._far, "netns", self.name)
+            self._ip("addr", "add", f"{self.address}/30", "dev", self._near)
+            self._ip("-n", self.name, "addr", "add", "10.203.117.2/30", "dev", self._far)
+            self._ip("link", "set", self._near, "up")
+            self.set("up")
+            yield self
+        finally:
+            self._ip("netns", "del", self.name)
+
+    def set(self, state):
+        """Plug the cable in at the far end ("up"), or out ("down")."""
+        self._ip("-n", self.name, "link", "set", self._far, state)
+
+    def run(self, function):
+        """Call a function in a thread that lives there; its result."""
+        results = []
+
+        def inside():
+            with open(f"/run/netns/{self.name}") as namespace:
+                libc = ctypes.CDLL(None, use_errno=True)
+                assert libc.setns(namespace.fileno(), CLONE_NEWNET) == 0, ctypes.get_errno()
+            results.append(function())
+
+        thread = threading.Thread(target=inside)
+        thread.start()
+        thread.join()
+        return results[0]
+
+    def _ip(self, *arguments):
+        subprocess.run(["ip", *arguments], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.2, 2, 20])
+def test_to_a_client(tmp_path, echo_folder, questions, seconds):
+    with Namespace().made() as namespace:
+        worker = ["--step-seconds=0.01"]
+        cell = make_cell(tmp_path, echo_folder, workers=1, worker=worker, host=namespace.address)
+
+        def unplug():
+            namespace.set("down")
+            time.sleep(seconds)
+            namespace.set("up")
+
+        def ask():
+            watch = once(lambda answer: answer.tokens >= 10, threading.Thread(target=unplug).start)
+            return Load(questions, tokens=100).run(cell, watch)
+
+        with cell.running():
+            answers = namespace.run(ask)
+            assert_exact(answers)
+            assert max(answer.longest_gap for answer in answers) > seconds / 2
+            cell.settle()
