@@ -69,13 +69,13 @@ class Pages:
         """
         batch, tokens, layer = self.batch, len(self.batch.slots), len(self.windows)
         if layer == len(self.pool):
-            raise ModelError(f"It attends more often than once in each of its {layer} layers.")
+            raise ModelError(f"it attends more often than once in each of its {layer} layers.")
         keys, values = self.pool[layer]
         groups, head_dim = keys.shape[1], keys.shape[3]
         for heads in (key, value):
             if heads.shape[1:] != (groups, head_dim):
                 raise ModelError(
-                    f"Layer {layer} has {heads.shape[1]} key/value heads of {heads.shape[2]}, not "
+                    f"layer {layer} has {heads.shape[1]} key/value heads of {heads.shape[2]}, not "
                     f"{groups} of {head_dim}: all heads must be alike, as the config says them."
                 )
         self.windows.append(window)
@@ -110,11 +110,11 @@ def _attention(
     """What transformers calls: query [1, H, P, D], key and value [1, G, P, D]; [1, P, H, D]."""
     unknown = {name for name, given in others.items() if given is not None} - _OF_NO_EFFECT
     if unknown:
-        raise ModelError(f"Its attention asks for {', '.join(sorted(unknown))}, unknown here.")
+        raise ModelError(f"its attention asks for {', '.join(sorted(unknown))}, unknown here.")
     if attention_mask is not None:
-        raise ModelError("Its attention has a mask of its own, which paged attention cannot apply.")
+        raise ModelError("its attention has a mask of its own, which paged attention cannot apply.")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-        raise ModelError("Its attention looks ahead: it is no decoder-only model.")
+        raise ModelError("its attention looks ahead, so it is no decoder-only model.")
     query, key, value = (heads[0].transpose(0, 1) for heads in (query, key, value))
     attended = _pages.get().attend(
         query,
@@ -162,7 +162,8 @@ class Seam(torch.nn.Module):
 class AdaptedModel:
     """See `causal_model.CausalModel`; `model` is changed for good.
 
-    Raises, beside what torch and transformers do, `ModelError` where it cannot be served right.
+    Raises, beside what torch and transformers do, `ModelError` with the reason why it cannot be
+    served right, to be read after a colon.
     """
 
     def __init__(
@@ -208,10 +209,10 @@ class AdaptedModel:
         expected = list(self.config.windows)
         if len(windows) < len(expected):
             raise ModelError(
-                f"It attends {len(windows)} times through transformers' attention interface, not "
-                f"once in each of its {len(expected)} layers: the others cannot be paged."
+                f"it attends {len(windows)} times through transformers' attention interface, not "
+                f"once in each of its {len(expected)} layers: what it does instead is not paged."
             )
         if windows != expected:
             raise ModelError(
-                f"Its layers attend over the windows {windows}, but the config says {expected}."
+                f"its layers attend over the windows {windows}, but the config says {expected}."
             )

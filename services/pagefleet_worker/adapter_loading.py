@@ -66,10 +66,13 @@ def load_adapted(
         expected = Expected.of(model)
         adapted = AdaptedModel(_shape(config), model, kernels, progress)
         check(adapted, expected)
-    except ModelError:
-        raise
+    except ModelError as error:
+        raise ModelError(f"A {config.model_type} model cannot be served: {error}") from error
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(f"The model fails on packed sequences: {_first_line(error)}") from error
+        raise ModelError(
+            f"A {config.model_type} model cannot be served: it fails on packed sequences with "
+            f"{type(error).__name__}, {_first_line(error)}"
+        ) from error
     return adapted
 
 
