@@ -4,8 +4,10 @@ A gateway holds the hard state: of each open request the prompt, the parameters 
 received for each choice. Whatever the scheduler forgets can be made again from these. So the rules
 are few, and each may be applied any number of times:
 
-- A message of an epoch that was left is void. A new epoch means that the scheduler knows nothing:
-  every open request is submitted again, under the next attempt, with what was received.
+- A message of an epoch that was left is void, until the present one falls silent: what came last
+  may have been the late word of a scheduler that is dead. A new epoch means that the scheduler
+  knows nothing: every open request is submitted again, under the next attempt, with what was
+  received.
 - A request that the scheduler does not know (`Pulse.unknown`) is submitted again likewise.
 - Output at a position below what is here is a repeat: what is known is compared and skipped.
   Output beyond is a gap: it is ignored, and the positions of the next beat make the scheduler send
@@ -165,6 +167,7 @@ class SchedulerLink:
         reaction = Reaction()
         if now - self._heard >= SILENCE_SECONDS:
             self._welcomed = False
+            self._left_epochs.clear()
         if not self._welcomed:
             reaction.messages.append(GatewayHello(PROTOCOL))
             reaction.news += self._give_up(now)

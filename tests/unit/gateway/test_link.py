@@ -132,6 +132,16 @@ def test_a_new_epoch_gets_everything_that_was_received() -> None:
     assert link.handle(pulse(7), 2).messages == []
 
 
+def test_the_late_word_of_a_dead_scheduler_does_not_shut_the_living_one_out() -> None:
+    link = running()
+    assert isinstance(link.handle(pulse(6), 0.3).messages[0], Submit)
+    assert link.handle(pulse(7), 0.4).messages == []
+    link.tick(1.4)
+    (again,) = link.handle(Welcome(7, PROTOCOL), 1.5).messages
+    assert isinstance(again, Submit)
+    assert link.epoch == 7
+
+
 def test_what_is_left_until_the_deadline_shrinks_with_the_attempts() -> None:
     link = welcomed()
     link.submit(replace(submit(), left=2.0), 0.5)
