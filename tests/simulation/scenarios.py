@@ -2,7 +2,9 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
+from pagefleet_scheduler import quarantine
 from tests.simulation.cell import Scenario, Wish
 from tests.simulation.clients import FORMS, make_submit
 from tests.simulation.faults import (
@@ -27,6 +29,10 @@ KINDS = [
 ]  # fmt: skip
 """All messages that a cell sends when nobody is refused."""
 
+WORKER_ENDING = (Kill, Terminate, Stop, Stick, Fail, Interrupt)
+"""Faults for which the scheduler may give a worker up. If one makes a request a suspect, and more
+strike while it runs alone, it is refused by the rules of the quarantine."""
+
 
 def random_scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
@@ -47,6 +53,8 @@ def random_scenario(seed: int) -> Scenario:
     ]
     if draw.random() < 0.4:
         faults += bad_weather(draw)
+    if sum(isinstance(fault, WORKER_ENDING) for fault in faults) > quarantine.LIMIT:
+        wishes = [replace(wish, refusals=frozenset({"failed"})) for wish in wishes]
     most = draw.choice([0.001, 0.001, 0.01, 0.1])
     return Scenario(
         seed=seed,
