@@ -108,6 +108,7 @@ class Cell:
         *,
         workers=2,
         gateways=1,
+        engine="echo",
         scheduler=(),
         worker=(),
         host="127.0.0.1",
@@ -132,7 +133,7 @@ class Cell:
             self._service(
                 f"worker-{number}",
                 f"--model={model}",
-                "--engine=echo",
+                f"--engine={engine}",
                 f"--worker-endpoint={fronts['workers']}",
                 *worker,
             )

@@ -45,12 +45,13 @@ def test_a_worker_stops_for_ten_seconds(cell, questions):
     assert max(answer.longest_gap for answer in answers) < 10
 
 
+@pytest.mark.slow
 def test_the_only_worker_stops(cell, questions):
     cell.workers[1].kill()
     assert_exact(run_with_stop(cell, Load(questions, tokens=30), cell.workers[0], 3.0))
 
 
-@pytest.mark.parametrize("seconds", [0.5, 2.5])
+@pytest.mark.parametrize("seconds", [pytest.param(0.5, marks=pytest.mark.slow), 2.5])
 def test_the_scheduler_stops(cell, questions, seconds):
     answers = run_with_stop(cell, Load(questions, tokens=60), cell.scheduler, seconds)
     assert_exact(answers)

@@ -47,12 +47,11 @@ def test_one_message(cell, questions, proxy, tag, action):
     "action", [quick_if(a is Action.DROP, a) for a in ONCE if a is not Action.CUT]
 )
 def test_one_message_in_a_hundred(cell, questions, proxy, action):
-    """Of all kinds; a stream is 80 steps long, and each step is two messages on each side."""
+    """Of all kinds, until one was drawn: some load in five is spared."""
     rule = getattr(cell, proxy).act(None, action, share=0.01)
-    assert_exact(Load(questions, tokens=80).run(cell))
-    assert rule.seen > 100
-    if not rule.fired:
-        pytest.skip(f"none of {rule.seen} messages was drawn")
+    while not rule.fired:
+        assert_exact(Load(questions, tokens=80).run(cell))
+        assert rule.seen < 10_000
 
 
 @pytest.mark.parametrize("seconds", [0.1, pytest.param(1.5, marks=pytest.mark.slow)])

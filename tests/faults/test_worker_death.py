@@ -25,7 +25,7 @@ def test_idle(cell, questions):
     assert_exact(Load(questions).run(cell))
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 4])
+@pytest.mark.parametrize("chunk", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4)), 2])
 def test_at_a_chunk_of_a_prompt(cell, questions, chunk):
     killed = kill_at(cell, "Plan", chunk)
     assert_exact(Load(questions, prompt=150, tokens=4, stream=False).run(cell))

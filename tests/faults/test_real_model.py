@@ -1,0 +1,63 @@
+"""The same injuries with a real model: SmolLM2 computes bit for bit what it would have computed."""
+
+import pytest
+
+from benchmarks.drill.questions import Questioner
+from tests.faults.cell import make_cell
+from tests.faults.conftest import Load, assert_exact, once, rehearse
+from tests.faults.test_hang import run_with_stop
+
+pytestmark = pytest.mark.slow
+
+FORMS = ("greedy", "seeded", "penalized", "n=2", "logprobs", "beam")
+
+
+@pytest.fixture(scope="module")
+def real_cell(tmp_path_factory, smollm2):
+    cell = make_cell(
+        tmp_path_factory.mktemp("real"),
+        smollm2,
+        engine="torch",
+        worker=["--threads=1", "--num-blocks=256", "--max-num-batched-tokens=64"],
+    )
+    with cell.running():
+        yield cell
+
+
+@pytest.fixture
+def cell(real_cell):
+    yield real_cell
+    real_cell.settle()
+
+
+@pytest.fixture
+def load(cell, smollm2):
+    load = Load(Questioner(smollm2, 1), prompt=70, tokens=24, forms=FORMS)
+    rehearse(cell, load)
+    return load
+
+
+@pytest.mark.parametrize("tokens", [1, 12])
+def test_a_worker_dies(cell, load, tokens):
+    watch = once(lambda answer: answer.tokens >= tokens, cell.workers[0].kill)
+    assert_exact(load.run(cell, watch))
+    assert watch.struck
+
+
+def test_both_workers_die(cell, load):
+    """Nothing is left but the tokens that the gateway has."""
+    watch = once(
+        lambda answer: answer.tokens >= 6, lambda: [worker.restart() for worker in cell.workers]
+    )
+    assert_exact(load.run(cell, watch))
+    assert watch.struck
+
+
+def test_the_scheduler_dies(cell, load):
+    watch = once(lambda answer: answer.tokens >= 6, cell.scheduler.restart)
+    assert_exact(load.run(cell, watch))
+    assert watch.struck
+
+
+def test_a_worker_stops(cell, load):
+    assert_exact(run_with_stop(cell, load, cell.workers[0], 4.0, tokens=4))
