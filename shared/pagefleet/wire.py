@@ -95,6 +95,17 @@ class Message(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Base of all messages: an array, tagged with the name of its class."""
 
 
+def _check_ints(*fields: Ints) -> None:
+    """Refuse what is no list of 32-bit integers where it is decoded, not where it is used.
+
+    Raises:
+        ValueError: a length is not a multiple of four bytes.
+    """
+    for field in fields:
+        if len(field) % 4:
+            raise ValueError(f"{len(field)} bytes are no integers of 32 bits")
+
+
 class Part(msgspec.Struct, array_like=True, frozen=True):
     """Base of what messages are made of."""
 
@@ -136,6 +147,10 @@ class ChoiceState(Part, frozen=True):
     tokens: Ints = b""
     finished: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be unpacked."""
+        _check_ints(self.tokens)
+
 
 # --- gateway -> scheduler -----------------------------------------------------------------------
 
@@ -167,6 +182,10 @@ class Submit(Message, frozen=True):
     window: int = 0
     """Tokens that may be sent of each choice, beyond those received, until `Credit` allows more;
     0: any number."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be unpacked."""
+        _check_ints(self.prompt)
 
 
 class Abort(Message, frozen=True):
@@ -472,6 +491,10 @@ class Result(Message, frozen=True):
     micros: int = 0
     """Microseconds the step took."""
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be unpacked."""
+        _check_ints(self.tokens)
+
 
 class WorkerBeat(Message, frozen=True):
     """Every 200 ms: the counter that the compute thread advances at every layer."""
@@ -544,6 +567,11 @@ class Plan(Message, frozen=True):
     """Pairs (device block, host block), moved before any copy."""
     swap_in: Ints = b""
     """Pairs (host block, device block), moved after all copies."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be unpacked."""
+        orders = (self.release, self.forks, self.tables, self.copies, self.swap_out, self.swap_in)
+        _check_ints(self.rows, self.tokens, self.full_tables, *orders)
 
 
 ToScheduler: TypeAlias = (

@@ -99,6 +99,23 @@ def test_noise_is_refused(noise: bytes) -> None:
         assert msgspec.convert(msgspec.to_builtins(message), union) == message
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["Submit", "r", 1, b"12345", msgspec.to_builtins(PARAMS), [[0]]],
+        ["Submit", "r", 1, b"1234", msgspec.to_builtins(PARAMS), [[0, b"1"]]],
+        ["Result", 1, 2, b"123"],
+        ["Plan", 1, 2, b"1234", b"12"],
+        ["Plan", 1, 2, b"1234", b"1234", b"", [], b"123"],
+    ],
+)
+def test_integers_of_odd_length_are_refused(fields: list[object]) -> None:
+    frame = msgpack.packb(fields)
+    for decoder in DECODERS:
+        with pytest.raises(wire.WireError, match=r"integers of 32 bits|Invalid value"):
+            decoder(frame)
+
+
 def test_deep_nesting_is_refused() -> None:
     for decoder in DECODERS:
         with pytest.raises(wire.WireError):
