@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from benchmarks.drill.processes import children, descriptors
 from benchmarks.loadgen.recording import Server
@@ -111,9 +112,8 @@ async def serving(arguments: Sequence[str]) -> AsyncIterator[Served]:
     served = Served(process)
     reading = asyncio.create_task(served.read())
     try:
-        await asyncio.wait(
-            [served.url, reading], timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED
-        )
+        ready: list[asyncio.Future[Any]] = [served.url, reading]
+        await asyncio.wait(ready, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if not served.url.done():
             raise RuntimeError("\n".join(text for _, text in served.lines) or "it writes nothing")
         yield served
