@@ -23,8 +23,8 @@ class Setting(NamedTuple):
 
 
 SETTINGS = [
-    Setting(4, 1.0, False, 14, True),
-    Setting(2, 0.5, True, 8, False),
+    Setting(4, 1.0, False, 21, True),
+    Setting(2, 0.5, True, LARGE_POOL, False),
     Setting(3, 2.0, None, LARGE_POOL, True),
 ]
 
@@ -42,7 +42,7 @@ def test_equal_to_transformers(case: Callable[[str], Case], name: str, setting: 
     model, oracle, prompts = case(name).model, case(name).oracle, case(name).prompts(PROMPTS)
     print("prompts", prompts)
     params = SamplingParams(
-        max_tokens=12,
+        max_tokens=8,
         seed=0,
         eos_token_ids=(oracle.eos,),
         beam_width=setting.width,
