@@ -3,7 +3,8 @@
 uvicorn waits for ever for a header, and for a client to read its answer. Here a header has
 `HEADER_SECONDS` to be whole, a connection is idle for `IDLE_SECONDS` at most, and one that takes
 nothing of its answer for `STUCK_SECONDS` is cut. Beyond the limit on connections, one more is
-answered with a 503 at once.
+answered with a 503 at once. A request that was answered before it was whole, because of its size,
+its key or its slowness, has `HEADER_SECONDS` to end, however little of it comes at a time.
 """
 
 import asyncio
@@ -65,6 +66,16 @@ class GuardedProtocol(H11Protocol):
         if self._stuck_alarm is not None:
             self._stuck_alarm.cancel()
             self._stuck_alarm = None
+
+    def on_response_complete(self) -> None:
+        """An answer is whole; its request, if it is not, has as long as a header."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self.loop.call_later(self.header_seconds, self._end_unless_read, self.cycle)
+
+    def _end_unless_read(self, cycle: object) -> None:
+        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP, or too much of it; called while its error is handled."""

@@ -161,10 +161,8 @@ class Proxy:
         server.close()
         for link in list(self.links):
             link.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others, timeout=5)
 
     async def _connected(self, reader, writer) -> None:
         try:

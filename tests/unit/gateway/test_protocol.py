@@ -126,3 +126,19 @@ def test_a_client_that_takes_nothing_is_cut() -> None:
 
     taken = asyncio.run(read())
     assert taken.startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_request_that_was_answered_does_not_trickle_on() -> None:
+    async def trickle() -> bool:
+        async with serving() as address, connected(address) as (reader, writer):
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
+            await reader.readuntil(b"hello")
+            reading = asyncio.create_task(reader.read())
+            while not reading.done():
+                writer.write(b"x")
+                await asyncio.sleep(0.02)
+            with suppress(ConnectionError):
+                await reading
+            return True
+
+    assert asyncio.run(trickle())
