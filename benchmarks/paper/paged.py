@@ -70,14 +70,13 @@ class Paged:
         self._rng = random.Random(0)
         self._jobs: dict[str, Job] = {}
         self._arrived: list[Job] = []
-        self._result: Result | None = None
         self._plan: Plan | None = None
         self._scheduler = Scheduler(
             1 << 30, lookahead=False, caching=caching, max_queued=1 << 30, worker_wait=float("inf")
         )
-        slots = ARENA // block_size
+        blocks = ARENA // block_size
         hello = WorkerHello(
-            PROTOCOL, "", 0, 0, "opt-13b", "", block_size, slots, slots, LONGEST + 1,
+            PROTOCOL, "", 0, 0, "opt-13b", "", block_size, blocks, blocks, LONGEST + 1,
             BATCHED_TOKENS, 50_272,
         )  # fmt: skip
         greetings = [Arrived(GATEWAY, GatewayHello(PROTOCOL)), Arrived(WORKER, hello)]
