@@ -31,6 +31,9 @@ TEXTS = 24
 CUT_OFF = (LOST, REFUSED)
 """Verdicts on an answer whose gateway is gone; what had come of it was right."""
 
+WORKER_WAIT = 120
+"""Seconds that requests wait for a worker: real ones may all be dead, and start slowly."""
+
 _REST_SECONDS = 60.0
 _RETRY_SECONDS = 0.2
 
@@ -107,6 +110,7 @@ class Chaos:
             f"--gateways={options.gateways}",
             f"--step-seconds={options.step_seconds}",
             f"--num-blocks={options.blocks}",
+            f"--worker-wait={WORKER_WAIT}",
             "--check",
         ]
 
