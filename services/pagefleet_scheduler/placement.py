@@ -66,8 +66,16 @@ class Placement:
         for sequence in tuple(self.waiting):
             if sequence.paused or self.fits_nowhere(sequence):
                 continue
-            if sequence.flying or not self._admit(sequence):
+            if sequence.flying or self._finds_its_prefix_soon(sequence):
                 break
+            if not self._admit(sequence):
+                break
+
+    def _finds_its_prefix_soon(self, sequence: Sequence) -> bool:
+        """Whether a beam has to wait for another, lest both compute what they could share."""
+        return sequence.request.search is not None and any(
+            planner.computes_prefix_of(sequence) for planner in self.planners
+        )
 
     def _admit(self, sequence: Sequence) -> bool:
         planners = self.eligible(sequence)

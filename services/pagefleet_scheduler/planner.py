@@ -96,15 +96,28 @@ class Planner:
         return min(self.worker.max_model_len, self.worker.blocks * self.worker.block_size)
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether the sequence, or all beams of its search, could run here to the end, alone."""
+        """Whether the sequence, or all beams of its search, could run here to the end, alone.
+
+        Beams share the full blocks of their prompt: forks do from the start, and those that are
+        computed again find them in the prefix cache (`computes_prefix_of`).
+        """
         prompt, params = len(sequence.request.prompt), sequence.request.params
         whole = self._blocks_for(max(prompt + params.max_tokens - 1, prompt))
-        shared = prompt // self.pool.block_size
+        shared = prompt // self.pool.block_size if self.pool.caching else 0
         beams = max(params.beam_width, 1)
         return (
             prompt + params.max_tokens <= self.worker.max_model_len
             and shared + beams * (whole - shared) <= self.worker.blocks
             and beams <= self.worker.slots
+        )
+
+    def computes_prefix_of(self, sequence: Sequence) -> bool:
+        """Whether another beam of its search computes the prompt's full blocks here just now."""
+        size = self.pool.block_size
+        return self.pool.caching and any(
+            running.belongs_with(sequence)
+            and running.indexed < len(sequence.request.prompt) // size
+            for running in self.running
         )
 
     def can_admit(self, sequence: Sequence) -> bool:
@@ -121,7 +134,8 @@ class Planner:
     def wanted(self, sequence: Sequence) -> int:
         """Blocks that must be available before the sequence is let in, those to spare included."""
         hits, _ = self._match(self._keys(sequence), sequence)
-        spare = self._watermark if self.running else 0
+        others = not all(running.belongs_with(sequence) for running in self.running)
+        spare = self._watermark if others else 0
         return self._blocks_for(len(sequence.tokens)) - len(hits) + self.pool.idle(hits) + spare
 
     def hits(self, sequence: Sequence) -> int:

@@ -10,10 +10,6 @@ from tests.echo_cell import EchoCell
 SEARCHES = 60
 
 
-@pytest.mark.xfail(
-    reason="Beams that lost their blocks are computed again one by one and may share less than "
-    "`Planner.fits` counts on: those that run then hold, idle, what the last one waits for."
-)
 @pytest.mark.parametrize("caching", [True, False])
 def test_every_search_that_is_taken_ends(caching: bool) -> None:
     params = SamplingParams(max_tokens=8, seed=0, beam_width=4, eos_token_ids=(3,))
