@@ -11,10 +11,7 @@ from typing import Any, NamedTuple
 from pagefleet_kernels.cpu_ir import (
     device,
 )
-from pagefleet_kernels.cpu_rows import (
-    Block,
-    prefetch,
-)
+from pagefleet_kernels.cpu_rows import Block
 from pagefleet_kernels.cpu_simd import (
     add,
     broadcast,
@@ -179,6 +176,17 @@ def merge(block: Any, state: int, fresh: int) -> None:
 
 
 @device
+def _weigh(
+    block: Any, head: Head, room: Room, weights: int, sums: int, begin: int, end: int
+) -> None:
+    """Sums values, and sends for the keys that are needed next."""
+    ahead, offsets = head.ahead, head.ahead_offsets
+    if ahead == 0:
+        ahead, offsets = head.values, room.offsets
+    weigh(block, weights, room.offsets, head.values, sums, begin, end, ahead, offsets)
+
+
+@device
 def _weigh_block(
     block: Any, arguments: Any, task: Task, head: Head, room: Room, tile: int, query: int
 ) -> None:
@@ -196,18 +204,13 @@ def _weigh_block(
         for place in range(0, block.row_bytes, 64):
             store_floats(sums + place, broadcast(0.0))
         if low < min(begin, high):
-            weigh(single, row, room.offsets, head.values, sums, low, min(begin, high))
-    step = 16 if head.ahead else TILE
-    for key in range(begin, end, step):
-        if head.ahead:
-            prefetch(block, head.ahead_offsets + key * 8, head.ahead)
-        until = min(key + step, end)
-        weigh(block, room.weights, room.offsets, head.values, room.fresh, key, until)
+            _weigh(single, head, room, row, sums, low, min(begin, high))
+    _weigh(block, head, room, room.weights, room.fresh, begin, end)
     for index in range(block.queries):
         high = _visible(arguments, task, tile, query + index)[1]
         row, sums = room.weights + index * TILE * 4, room.fresh + index * block.state_bytes
         if end < high:
-            weigh(single, row, room.offsets, head.values, sums, end, high)
+            _weigh(single, head, room, row, sums, end, high)
 
 
 @device
@@ -221,8 +224,7 @@ def _block_scores(block: Any, head: Head, room: Room, query: int, begin: int, en
         if block.packed:
             packed_scores(block, queries, room.panel + key * block.row_bytes, output)
         else:
-            prefetch(block, offsets, head.values)
-            scores(block, queries, offsets, head.keys, output)
+            scores(block, queries, offsets, head.keys, head.values, output)
 
 
 @device

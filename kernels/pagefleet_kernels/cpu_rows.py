@@ -148,25 +148,29 @@ def row_address(builder: Any, offsets: Any, cache: Any, key: Any) -> Any:
     return builder.add(cache, load(builder, entry, ir.IntType(64)))
 
 
+def emit_prefetch(builder: Any, block: Block, row: Any) -> None:
+    """Sends for the row at an address before it is needed; any address will do.
+
+    Into the second-level cache, which keeps more requests under way than the first.
+    """
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, INT, INT, INT])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    read, second_level, data = INT(0), INT(2), INT(1)
+    for line in range(0, block.head_bytes, 64):
+        line_address = builder.inttoptr(at(builder, row, line), byte)
+        builder.call(function, [line_address, read, second_level, data])
+
+
 @intrinsic
 def prefetch(typing: Any, block: Any, offsets: Any, rows: Any) -> Any:
-    """Sends for sixteen rows, at `rows` + `offsets`, before they are needed.
-
-    Into the second-level cache, which keeps more requests under way than the first: blocks in
-    random order then arrive 1.7 times as fast.
-    """
+    """Sends for sixteen rows, at `rows` + `offsets`."""
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, offsets, rows = arguments
-        byte = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, INT, INT, INT])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        read, second_level, data = INT(0), INT(2), INT(1)
         for key in range(LANES):
             row = row_address(builder, offsets, rows, ir.Constant(ir.IntType(64), key))
-            for line in range(0, block.value.head_bytes, 64):
-                line_address = builder.inttoptr(at(builder, row, line), byte)
-                builder.call(function, [line_address, read, second_level, data])
+            emit_prefetch(builder, block.value, row)
         return context.get_dummy_value()
 
     return types.void(block, _WORD, _WORD), lower

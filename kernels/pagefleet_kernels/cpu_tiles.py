@@ -37,6 +37,7 @@ from pagefleet_kernels.cpu_rows import (
     VECTOR_BYTES,
     Block,
     Piece,
+    emit_prefetch,
     load_piece,
     pieces,
     row_address,
@@ -70,22 +71,23 @@ def _fold_together(builder: Any, rows: list[Any], width: int) -> Any:
 
 
 def _emit_scores(
-    builder: Any, block: Block, queries: Any, offsets: Any, keys: Any, output: Any
+    builder: Any, block: Block, queries: Any, offsets: Any, keys: Any, values: Any, output: Any
 ) -> None:
     def products(leaf: int) -> list[Any]:
         key = ir.Constant(ir.IntType(64), 4 * (leaf % 4) + leaf // 4)
         address = row_address(builder, offsets, keys, key)
+        emit_prefetch(builder, block, row_address(builder, offsets, values, key))
         sums: list[Any] = [None] * block.queries
         for piece in pieces(block):
             chunks = load_piece(builder, block, address, piece)
-            for chunk, values in zip(piece.chunks, chunks, strict=True):
+            for chunk, numbers in zip(piece.chunks, chunks, strict=True):
                 for query in range(block.queries):
                     place = query * block.row_bytes + chunk * VECTOR_BYTES
                     factor = load(builder, at(builder, queries, place))
                     sums[query] = (
-                        builder.fmul(factor, values)
+                        builder.fmul(factor, numbers)
                         if chunk == 0
-                        else call(builder, "fma", factor, values, sums[query])
+                        else call(builder, "fma", factor, numbers, sums[query])
                     )
         return sums
 
@@ -167,6 +169,8 @@ def _emit_weigh(
     output: Any,
     begin: Any,
     end: Any,
+    ahead: Any,
+    ahead_offsets: Any,
 ) -> None:
     """The loop over keys, once for each group of pieces whose sums fit into the registers."""
     room = max(_ACCUMULATORS // block.queries, 2)
@@ -176,7 +180,7 @@ def _emit_weigh(
             groups.append([])
         groups[-1].append(piece)
     one = ir.Constant(begin.type, 1)
-    for group in groups:
+    for number, group in enumerate(groups):
         places = [
             query * block.state_bytes + chunk * VECTOR_BYTES
             for piece in group
@@ -188,6 +192,8 @@ def _emit_weigh(
             builder.store(load(builder, at(builder, output, place)), slot)
         with cgutils.for_range_slice(builder, begin, end, one) as (key, _):
             address = row_address(builder, offsets, values, key)
+            if number == 0:
+                emit_prefetch(builder, block, row_address(builder, ahead_offsets, ahead, key))
             entry = builder.add(weights, builder.mul(key, ir.Constant(key.type, FLOAT_BYTES)))
             factors = [
                 splat(builder, load(builder, at(builder, entry, q * TILE * FLOAT_BYTES), FLOAT))
@@ -208,14 +214,18 @@ _WORD = types.int64
 
 
 @intrinsic
-def scores(typing: Any, block: Any, queries: Any, offsets: Any, keys: Any, output: Any) -> Any:
-    """Scores of a block of queries with the sixteen keys at `keys` + `offsets`.
+def scores(
+    typing: Any, block: Any, queries: Any, offsets: Any, keys: Any, values: Any, output: Any
+) -> Any:
+    """Scores of a block of queries with the sixteen keys at `keys` + `offsets`. Their values, at
+    `values` + `offsets`, are sent for on the way.
 
     Args:
         block: a `Block`.
         queries: address of its queries in scratch order.
         offsets: address of sixteen int64 offsets in bytes.
         keys: address that the offsets count from.
+        values: address that the offsets count from.
         output: address of float32 [queries, TILE], of which sixteen columns are written.
     """
 
@@ -223,7 +233,7 @@ def scores(typing: Any, block: Any, queries: Any, offsets: Any, keys: Any, outpu
         _emit_scores(builder, block.value, *arguments[1:])
         return context.get_dummy_value()
 
-    return types.void(block, _WORD, _WORD, _WORD, _WORD), lower
+    return types.void(block, *([_WORD] * 5)), lower
 
 
 @intrinsic
@@ -258,6 +268,8 @@ def weigh(
     output: Any,
     begin: Any,
     end: Any,
+    ahead: Any,
+    ahead_offsets: Any,
 ) -> Any:
     """Adds the weighted values of keys `begin` .. `end` - 1 of a tile to a block's sums.
 
@@ -269,10 +281,12 @@ def weigh(
         output: address of the sums, in scratch order, one every `state_bytes`.
         begin: first key.
         end: one past the last key.
+        ahead: with `ahead_offsets`, where the rows lie that are needed next: as many are sent for.
+        ahead_offsets: address of TILE int64 offsets in bytes.
     """
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _emit_weigh(builder, block.value, *arguments[1:])
         return context.get_dummy_value()
 
-    return types.void(block, *([_WORD] * 6)), lower
+    return types.void(block, *([_WORD] * 8)), lower

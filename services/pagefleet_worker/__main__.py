@@ -46,6 +46,8 @@ def build_engine(settings: WorkerSettings, folder: Path, progress: Callable[[], 
         # A thread that spins for one whose core somebody else has keeps both from computing: with
         # libgomp's default a step took 20 times as long beside two busy processes on two cores.
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+        # Huge pages: blocks of keys and values lie anywhere in the pool, each in pages of its own.
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         from pagefleet_worker.loading import load_engine
 
         return load_engine(folder, settings, progress)

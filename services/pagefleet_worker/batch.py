@@ -3,8 +3,9 @@
 Whatever is per token is done by numpy over the whole step; Python loops over rows only. A block
 table is short beside the context it stands for, so tables are gathered anew every step.
 
-On a CPU in float32, a row of a matrix product has the same bits in every batch whose number of rows
-is a multiple of 4, and other bits in the remainder of another. So batches are padded to that.
+On a CPU in float32, a row of torch's matrix products has the same bits in every batch whose number
+of rows is a multiple of 4, and other bits in the remainder of another. So batches are padded to
+that; our own products need no padding and leave it out.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pagefleet_kernels.dispatch import Kernels
 from pagefleet_kernels.layers import DecoderLayer, StackShape
-from pagefleet_worker.batch import Batch, pad_rows
+from pagefleet_worker.batch import Batch
 from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.weights import DecoderWeights, LayerWeights
 
@@ -75,12 +75,12 @@ class Decoder:
             pool: [layers, 2, N, G, S, D].
 
         Returns:
-            [T or P, hidden size], normed, for `logits`; the next step may overwrite it.
+            [T, hidden size], normed, for `logits`; the next step may overwrite it.
         """
         if self._stack is None:
             return self.hidden_by_layer(batch, pool)
         return self._stack.run(
-            F.embedding(batch.ids[: len(batch.slots)], self._embedding),
+            self._embedded(batch),
             pool,
             batch.positions,
             batch.slots,
@@ -93,7 +93,7 @@ class Decoder:
     def hidden_by_layer(self, batch: Batch, pool: Tensor) -> Tensor:
         """`hidden`, one kernel after another."""
         kernels, eps = self.kernels, self.config.norm_eps
-        residual = F.embedding(batch.ids, self._embedding)
+        residual = self._embedded(batch)
         normed = kernels.rms_norm(residual, self.layers[0].attention_norm, eps)
         next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self._norm]
         for layer, next_norm, window, caches in zip(
@@ -116,14 +116,18 @@ class Decoder:
         Returns:
             float32 [L, vocabulary size].
         """
-        return self._head(hidden[pad_rows(rows)])[: len(rows)]
+        return self._head(hidden[rows])
+
+    def _embedded(self, batch: Batch) -> Tensor:
+        """The step's tokens, without those that pad it: [T, hidden size]."""
+        return F.embedding(batch.ids[: len(batch.slots)], self._embedding)
 
     def _attention(
         self, layer: DecoderLayer, normed: Tensor, window: int, batch: Batch, caches: Tensor
     ) -> Tensor:
         config, kernels = self.config, self.kernels
-        tokens, head_dim = len(batch.slots), config.head_dim
-        qkv = layer.qkv(normed)[:tokens].view(tokens, -1, head_dim)
+        head_dim = config.head_dim
+        qkv = layer.qkv(normed).view(len(normed), -1, head_dim)
         query, key, value = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], 1)
         if layer.query_norm is not None and layer.key_norm is not None:
             query = kernels.rms_norm(query, layer.query_norm, config.norm_eps)
@@ -141,4 +145,4 @@ class Decoder:
             scale=head_dim**-0.5,
             window=window,
         )
-        return layer.output(pad_rows(attended.flatten(1)))
+        return layer.output(attended.flatten(1))
