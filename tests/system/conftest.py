@@ -40,12 +40,16 @@ class Case:
         return self.make_oracle()
 
     def prompts(self, count: int, longest: int = 60) -> list[list[int]]:
-        """Prompts of mixed lengths, from one token on; half of them begin alike."""
-        prompts = []
-        for number in range(count):
-            length = random.randint(1, longest) if number else longest
+        """Prompts of mixed lengths, from one token on; half of them begin alike.
+
+        The first and the last are the longest, and the same.
+        """
+        prompts = [self.corpus[:longest]]
+        for number in range(1, count - 1):
+            length = random.randint(1, longest)
             start = random.randrange(len(self.corpus) - length) if number % 2 else 0
             prompts.append(self.corpus[start : start + length])
+        prompts.append(self.corpus[:longest])
         return prompts
 
 
