@@ -1,7 +1,8 @@
 """How fast a CPU worker computes steps by itself, beside what the machine allows.
 
-    python benchmarks/cpu_step.py [--dtype bfloat16] [--threads 1] [--model MODEL]
+    THP_MEM_ALLOC_ENABLE=1 GOMP_SPINCOUNT=2000 python benchmarks/cpu_step.py [--threads 1]
 
+(the two variables are what a worker process sets for itself.)
 The engine is driven by hand-made plans: no other process, no socket. A decode step of B rows at
 context c reads all weights and the rows' keys and values, and multiplies B rows with every matrix:
 its limit is the larger of both times, at the rates that this machine shows in the same run for a
@@ -164,7 +165,7 @@ def measure(
 
 def line(rows: int, count: int, context: int, found: list[float], limit: float) -> str:
     """One row of the table, in tokens a second and milliseconds."""
-    cells = [f"{1e3 * each:9.2f}" for each in (*found, found[0] - sum(found[1:]), limit)]
+    cells = [f"{1e3 * each:10.2f}" for each in (*found, found[0] - sum(found[1:]), limit)]
     return (
         f"{rows:4} {count:6} {context:7} {rows * count / found[0]:8.0f} "
         f"{''.join(cells)} {limit / found[0]:6.0%}"
@@ -200,8 +201,8 @@ def main() -> None:
         f"{engine.facts.numerics}, {options.threads} threads: a sum reads {limits.read / 1e9:.1f} "
         f"GB/s, a product does {limits.multiplied / 1e9:.0f} GFLOP/s"
     )
-    columns = ("ms a step", *PARTS, "others", "limit")
-    print("rows tokens context tokens/s" + "".join(f"{name:>9}" for name in columns) + "  of it")
+    columns = ("step ms", *PARTS, "others", "limit")
+    print("rows tokens context tokens/s" + "".join(f"{name:>10}" for name in columns) + "  of it")
     for context in options.contexts:
         for rows in options.rows:
             batch = Batch(engine, rows, context, options.repeats + 5)
