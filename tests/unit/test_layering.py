@@ -33,7 +33,7 @@ LAYERS = {
         *("pagefleet", "pagefleet_kernels", "msgspec", "zmq", "numpy", "torch", "transformers"),
         *("safetensors", "gguf", "tokenizers", "huggingface_hub", "llguidance"),
     },
-    "pagefleet_launcher": {"pagefleet"},
+    "pagefleet_launcher": {"pagefleet", "msgspec"},
 }
 """What each package may import beside itself and the standard library."""
 

@@ -112,11 +112,24 @@ def test_endpoints_that_were_asked_for_are_kept(tmp_path, listener):
     assert read["gateway-0"].gateway_endpoint == f"ipc://{tmp_path}/gateways.sock"
 
 
-def test_the_key_is_not_among_the_arguments(tmp_path, listener):
-    read, children = told(tmp_path, listener, "--api-key=secret")
+def test_secrets_are_not_among_the_arguments(tmp_path, listener):
+    read, children = told(tmp_path, listener, "--api-key=secret", "--resume-secret=another")
     assert read["gateway-0"].api_key is None
-    assert children["gateway-0"].environment == {"PAGEFLEET_API_KEY": "secret"}
+    assert read["gateway-0"].resume_secret is None
+    assert children["gateway-0"].environment == {
+        "PAGEFLEET_API_KEY": "secret",
+        "PAGEFLEET_RESUME_SECRET": "another",
+    }
     assert not children["worker-0"].environment
+
+
+def test_gateways_can_resume_each_other_s_streams(tmp_path, listener):
+    _, children = told(tmp_path, listener, "--gateways=2")
+    drawn = [
+        children[f"gateway-{number}"].environment["PAGEFLEET_RESUME_SECRET"] for number in range(2)
+    ]
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 64
 
 
 @pytest.mark.parametrize(
