@@ -161,6 +161,15 @@ class Scratch(threading.local):
 
 
 @functools.cache
+def source_digest() -> str:
+    """Eight hexadecimal digits that tell versions of the CPU kernels apart."""
+    digest = hashlib.sha256()
+    for source in sorted(pathlib.Path(__file__).parent.glob("cpu_*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+@functools.cache
 def _cache_by_source() -> None:
     """Makes numba keep compiled kernels by what all sources of this package say.
 
@@ -169,11 +178,8 @@ def _cache_by_source() -> None:
     """
     if numba.config.CACHE_DIR:
         return
-    digest = hashlib.sha256()
-    for source in sorted(pathlib.Path(__file__).parent.glob("cpu_*.py")):
-        digest.update(source.read_bytes())
     home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    folder = pathlib.Path(home, "pagefleet", "kernels", digest.hexdigest()[:16])
+    folder = pathlib.Path(home, "pagefleet", "kernels", source_digest())
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -92,6 +92,7 @@ def _triton() -> Kernels:
 
 def _cpu() -> Kernels:
     from pagefleet_kernels import cpu_attention, cpu_cache, cpu_layers, cpu_linear, cpu_stack
+    from pagefleet_kernels.cpu_launch import source_digest
 
     def warm_up(dtype: torch.dtype, query_heads: int, heads: int, head_size: int) -> None:
         cpu_attention.warm_up(dtype, query_heads, heads, head_size)
@@ -100,7 +101,7 @@ def _cpu() -> Kernels:
         cpu_linear.warm_up(dtype)
 
     return Kernels(
-        "numba",
+        f"numba-{source_digest()}",
         attention=cpu_attention.attention,
         write_kv=cpu_cache.write_kv,
         copy_blocks=reference.copy_blocks,
