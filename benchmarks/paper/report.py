@@ -96,9 +96,8 @@ def _savings(outcome: Outcome) -> str:
     rows = []
     for (kind, traffic, ways), values in outcome.sharing.items():
         paper = SAVINGS.get((kind, traffic), {}).get(ways)
-        rows.append(
-            [f"{ways} {kind}", traffic, spread(values), "" if paper is None else f"{paper}"]
-        )
+        name = f"{ways} {kind}, {traffic}"
+        rows.append([name, spread(values), "" if paper is None else f"{paper}"])
     return table(["sharing, lengths", "saved", "paper"], rows)
 
 

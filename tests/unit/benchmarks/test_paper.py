@@ -10,8 +10,11 @@ from benchmarks.paper.beams import BeamReplay, BeamTape
 from benchmarks.paper.buddy import BuddyArena, chunk_size
 from benchmarks.paper.capacity import Point, capacity, last_within
 from benchmarks.paper.contiguous import FasterTransformer, Orca, largest, oracle, power_of_two
+from benchmarks.paper.experiments import COSTS, SYSTEMS
+from benchmarks.paper.figures import BATCHES, SAVINGS, checks
+from benchmarks.paper.outcome import Outcome
 from benchmarks.paper.paged import Paged
-from benchmarks.paper.report import spread, table
+from benchmarks.paper.report import report, spread, table
 from benchmarks.paper.sharing import Counted, beam_search, parallel_sampling
 from benchmarks.paper.simulation import Share, System, simulate
 from benchmarks.paper.traffic import ALPACA, ARENA, LONGEST, SHAREGPT, Job, fit, poisson
@@ -172,6 +175,31 @@ def test_a_capacity_lies_between_two_points() -> None:
     assert capacity(points, 0.05) == 0.0
     assert last_within(points, 0.5) == points[1]
     assert last_within(points, 0.1) is None
+
+
+def test_the_report_has_every_figure() -> None:
+    """Of a short run of each kind that stands for all of its kind."""
+    outcome = Outcome()
+    jobs = poisson(SHAREGPT, 20.0, 2.0, 1)
+    measures = simulate(Orca(largest), jobs, Roofline(), drain=False)
+    for system in SYSTEMS:
+        for traffic in BATCHES:
+            outcome.batching[traffic, system] = [(measures.overall, measures.full)]
+        for cost in COSTS:
+            outcome.serving[cost, system] = [curve((1.0, 0.1), (2.0, 0.4), (4.0, 1.6))]
+    for kind, traffic in SAVINGS:
+        for ways in (2, 4, 6):
+            outcome.sharing[kind, traffic, ways] = [10.0, 12.0]
+    text = " ".join(report(outcome).split())
+    for row in (
+        *(f"| {system} |" for system in SYSTEMS),
+        "| DistServe, paged | 1.00 ± 0.00 | 1.41 ± 0.00 | 2.24 ± 0.00 | 3.16 ± 0.00 |",
+        "| roofline, Orca (Max) | 1.00 | 0.100 |",
+        "| 6 samples, Alpaca | 11.0 ± 1.0 | 9.79 |",
+        "| batch of Orca (Max) while requests wait | 7.00 | 7 ± 0 | yes |",
+    ):
+        assert row in text
+    assert sum(check.reached for check in checks(outcome)) < len(checks(outcome))
 
 
 def test_tables() -> None:
