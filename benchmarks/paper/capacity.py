@@ -56,7 +56,7 @@ def capacity(points: Sequence[Point], threshold: float) -> float:
     0 if the first point lies above it.
     """
     for below, above in pairwise(points):
-        if below.latency < threshold <= above.latency:
+        if below.latency <= threshold < above.latency:
             whole = math.log(above.latency / below.latency)
             part = math.log(threshold / below.latency) / whole
             return below.rate * math.pow(above.rate / below.rate, part)
