@@ -1,5 +1,6 @@
 """What was measured beside what the paper says, as tables in Markdown."""
 
+import math
 from collections.abc import Iterable, Sequence
 from statistics import mean
 
@@ -86,10 +87,16 @@ def _latencies(outcome: Outcome) -> str:
     for (cost, system), curves in outcome.serving.items():
         point = last_within(curves[0], REFERENCE)
         if point is not None:
-            pairs = (f"{p50:.3f} / {p99:.3f}" for p50, p99 in (point.first_token, point.gap))
-            rows.append([f"{cost}, {system}", f"{point.rate:.2f}", f"{point.latency:.3f}", *pairs])
+            figures = [f"{point.rate:.2f}", f"{point.latency:.3f}"]
+            pairs = [_pair(*point.first_token), _pair(*point.gap)]
+            rows.append([f"{cost}, {system}", *figures, *pairs])
     header = ["cost model, system", "requests/s", "mean s/token", "first token", "between tokens"]
     return table(header, rows)
+
+
+def _pair(p50: float, p99: float) -> str:
+    """Nothing where nothing could be measured: FasterTransformer gives whole answers."""
+    return "-" if math.isnan(p50) else f"{p50:.3f} / {p99:.3f}"
 
 
 def _savings(outcome: Outcome) -> str:
