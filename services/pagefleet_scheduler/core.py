@@ -299,9 +299,11 @@ class Scheduler:
         return any(map(self.placement.fits_nowhere, request.sequences.values()))
 
     def _refuse_as_too_long(self, request: Request) -> None:
+        beams = f"{width} beams of " if (width := request.params.beam_width) else ""
         text = (
-            f"The prompt of {len(request.prompt)} tokens and {request.params.max_tokens} tokens "
-            f"to generate are more than the {self._longest} that a worker can hold."
+            f"The tokens of {beams}the prompt, {len(request.prompt)}, and those to generate, "
+            f"{request.params.max_tokens}, are more than a worker can hold; the longest sequence "
+            f"that one can hold has {self._longest}."
         )
         self.requests.refuse(request, Reason.TOO_LONG, text, "max_tokens")
 
