@@ -23,7 +23,7 @@ import zlib
 from array import array
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import TypeAlias, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
@@ -172,7 +172,7 @@ class Submit(Message, frozen=True):
     params: SamplingParams
     choices: list[ChoiceState]
     priority: int = 0
-    """Lower goes first."""
+    """Lower goes first, within a tenant."""
     salt: bytes = b""
     """The tenant's part of every prefix hash: content is shared only under an equal salt."""
     age: float = 0.0
@@ -182,6 +182,9 @@ class Submit(Message, frozen=True):
     window: int = 0
     """Tokens that may be sent of each choice, beyond those received, until `Credit` allows more;
     0: any number."""
+    tenant: str = ""
+    """Who asks: tenants share what the cell can do in proportion to their weights."""
+    weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000.0)] = 1.0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be unpacked."""

@@ -77,7 +77,7 @@ def test_an_independent_decoder_reads_a_submit() -> None:
         "r1", 2, wire.pack_ints([1, 70000]), PARAMS, [wire.ChoiceState(0, wire.pack_ints([5]))]
     )
     tag, request, attempt, prompt, params, choices, *rest = msgpack.unpackb(wire.encode(submit))
-    assert (tag, request, attempt, *rest) == ("Submit", "r1", 2, 0, b"", 0.0, None, 0)
+    assert (tag, request, attempt, *rest) == ("Submit", "r1", 2, 0, b"", 0.0, None, 0, "", 1.0)
     assert list(memoryview(prompt).cast("i")) == [1, 70000]
     assert params[:3] == [4, 7, 0.0]
     assert choices == [[0, b"\x05\0\0\0", False]]
