@@ -134,7 +134,7 @@ class Scheduler:
                 self._arrived(event.peer, event.message)
         self._watch()
         self._end_late_requests()
-        self.placement.admit()
+        self.placement.admit(now)
         self._order_steps()
         self._answer_inspections()
         if self.checking:
@@ -274,6 +274,7 @@ class Scheduler:
         self._gateways[peer] = self._now
         self._arrivals += 1
         arrived = self._now - submit.age
+        goes_on = any(choice.tokens for choice in submit.choices)
         request = Request(
             id=submit.request,
             attempt=submit.attempt,
@@ -281,14 +282,18 @@ class Scheduler:
             prompt=unpack_ints(submit.prompt),
             params=submit.params,
             salt=submit.salt,
-            order=(submit.priority, arrived, self._arrivals),
+            number=self._arrivals,
             arrived=arrived,
+            priority=submit.priority,
+            tenant=submit.tenant,
+            weight=submit.weight,
+            began=arrived if goes_on else None,
             window=submit.window,
             deadline=None if submit.left is None else self._now + submit.left,
         )
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, request.id))
-        full = len(self.placement.waiting) >= self.max_queued
+        full = self.placement.waiting.is_full_for(submit.tenant, self.max_queued)
         self.requests.begin(request, submit.choices)
         if full and submit.attempt <= 1:
             self.requests.refuse(request, Reason.OVERLOADED, "Too many requests wait already.")

@@ -1,19 +1,19 @@
 """Where sequences are: each waits in the one queue of the cell, or runs at one worker."""
 
-from bisect import insort
 from collections.abc import Iterable
 
 from pagefleet.wire import Plan
 from pagefleet_scheduler import router
 from pagefleet_scheduler.planner import Planner
+from pagefleet_scheduler.queue import Queue
 from pagefleet_scheduler.sequence import Request, Sequence
 
 
 class Placement:
-    """The queue, oldest first, and the planners of all workers."""
+    """The queue, and the planners of all workers."""
 
     def __init__(self) -> None:
-        self.waiting: list[Sequence] = []
+        self.waiting = Queue()
         self.planners: list[Planner] = []
 
     def __repr__(self) -> str:
@@ -24,15 +24,11 @@ class Placement:
         """Sequences that have a slot somewhere."""
         return sum(len(planner.running) for planner in self.planners)
 
-    def wait(self, sequence: Sequence) -> None:
-        """Put a sequence, which has no blocks, at its place in the queue."""
-        insort(self.waiting, sequence, key=lambda waiting: waiting.order)
-
     def stop(self, sequence: Sequence) -> None:
         """Take a sequence that has ended from wherever it is; its blocks are free at once."""
         if sequence.slot is not None:
             self._planner_of(sequence).remove(sequence)
-        elif sequence in self.waiting:
+        else:
             self.waiting.remove(sequence)
 
     def share(self, sequences: list[Sequence]) -> None:
@@ -44,16 +40,16 @@ class Placement:
             for fork in waiting:
                 fork.forget_run()
         for fork in waiting:
-            self.wait(fork)
+            self.waiting.add(fork)
 
     def leave(self, planner: Planner) -> None:
         """A worker is lost: what ran there starts again from its tokens, at its old place."""
         self.planners.remove(planner)
         for sequence in planner.abandon():
-            self.wait(sequence)
+            self.waiting.add(sequence)
 
-    def admit(self) -> None:
-        """Let sequences begin to run, oldest first, until one finds no worker with room.
+    def admit(self, now: float) -> None:
+        """Let sequences begin to run, in the queue's order, until one finds no worker with room.
 
         One that no worker could ever hold, or whose client takes nothing for now, keeps nobody
         waiting. What a paused sequence holds is anyone's. Beams of one search may be partly
@@ -63,12 +59,12 @@ class Placement:
         """
         for planner in self.planners:
             planner.pool.settle()
-        for sequence in tuple(self.waiting):
+        for sequence in self.waiting:
             if sequence.paused or self.fits_nowhere(sequence):
                 continue
             if sequence.flying or self._finds_its_prefix_soon(sequence):
                 break
-            if not self._admit(sequence):
+            if not self._admit(sequence, now):
                 break
 
     def _finds_its_prefix_soon(self, sequence: Sequence) -> bool:
@@ -77,12 +73,16 @@ class Placement:
             planner.computes_prefix_of(sequence) for planner in self.planners
         )
 
-    def _admit(self, sequence: Sequence) -> bool:
+    def _admit(self, sequence: Sequence, now: float) -> bool:
         planners = self.eligible(sequence)
         while (chosen := router.choose(sequence, planners)) is None:
             if not self._preempt_for(sequence, planners):
                 return False
         self.waiting.remove(sequence)
+        request = sequence.request
+        if request.began is None:
+            request.began = now
+            self.waiting.charge(request, len(request.prompt))
         chosen.admit(sequence)
         return True
 
@@ -107,7 +107,7 @@ class Placement:
 
     def _preempt(self, planner: Planner, victim: Sequence) -> None:
         for each in planner.preempt(victim):
-            self.wait(each)
+            self.waiting.add(each)
         planner.pool.settle()
 
     def plan(self, planner: Planner) -> Plan | None:
@@ -115,7 +115,7 @@ class Placement:
         preempted: list[Sequence] = []
         plan = planner.plan(preempted)
         for sequence in preempted:
-            self.wait(sequence)
+            self.waiting.add(sequence)
         return plan
 
     def fits_nowhere(self, sequence: Sequence) -> bool:
@@ -130,7 +130,7 @@ class Placement:
         placed = {id(sequence) for sequence in [*running, *self.waiting]}
         assert len(placed) == len(running) + len(self.waiting)
         assert placed == {id(each) for request in requests for each in request.sequences.values()}
-        assert self.waiting == sorted(self.waiting, key=lambda sequence: sequence.order)
+        self.waiting.check()
         assert all(each.slot is None and not each.table for each in self.waiting)
 
     def _planner_of(self, sequence: Sequence) -> Planner:

@@ -14,6 +14,7 @@ from pagefleet_scheduler.beam import BeamSearch
 from pagefleet_scheduler.flights import Accepted, Sampled
 from pagefleet_scheduler.outbox import Outbox
 from pagefleet_scheduler.placement import Placement
+from pagefleet_scheduler.queue import OUTPUT_COST
 from pagefleet_scheduler.sequence import Request, Sequence
 
 
@@ -57,7 +58,7 @@ class Requests:
         if request.answers:
             request.search = BeamSearch(request.params)
             request.sequences[0] = Sequence(request, [0], request.prompt[:])
-            self._placement.wait(request.sequences[0])
+            self._placement.waiting.add(request.sequences[0])
 
     def _begin_choices(self, request: Request, choices: list[ChoiceState]) -> None:
         fresh = [choice.index for choice in choices if not choice.tokens]
@@ -65,7 +66,7 @@ class Requests:
             sequence = Sequence(request, fresh, request.prompt[:])
             sequence.allowed = request.window or None
             request.sequences |= dict.fromkeys(fresh, sequence)
-            self._placement.wait(sequence)
+            self._placement.waiting.add(sequence)
         for choice in choices:
             if choice.tokens:
                 self._resume(request, choice)
@@ -78,7 +79,7 @@ class Requests:
         sequence.finish = decoding.finish_of(request.params, len(outputs), outputs[-1])
         request.sequences[choice.index] = sequence
         if sequence.finish is None:
-            self._placement.wait(sequence)
+            self._placement.waiting.add(sequence)
         else:
             self._outbox.output(sequence, choice.index, len(outputs))
             request.end(choice.index)
@@ -146,6 +147,7 @@ class Requests:
                 self._outbox.prompt_output(sequence.request, piece.position, piece.logprobs)
         for sampled in accepted.sampled:
             request = sampled.sequence.request
+            self._placement.waiting.charge(request, OUTPUT_COST * len(sampled.tokens))
             if sampled.sequence.finish is not None:
                 continue
             if request.search is not None:

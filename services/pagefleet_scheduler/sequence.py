@@ -12,6 +12,7 @@ sequence loses its blocks (preempted, its worker died), `ordered` and `computed`
 its `run` counts one more, so that what is still under way for the old run is told apart.
 """
 
+import math
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ from pagefleet.params import SamplingParams
 from pagefleet.wire import Finish, Ints, Logprobs, checksum, pack_ints
 from pagefleet_scheduler.beam import BeamSearch
 from pagefleet_scheduler.blocks import BlockKey, History, root
+
+AGING = 30.0
+"""Seconds of waiting that are worth one level of priority."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,9 +39,16 @@ class Request:
     prompt: "array[int]"
     params: SamplingParams
     salt: bytes
-    order: tuple[int, float, int]
-    """Who goes first: priority, then arrival, then a number that makes it unique."""
+    number: int
+    """Tells requests apart that are equal in all else."""
     arrived: float
+    priority: int = 0
+    """Lower goes first."""
+    tenant: str = ""
+    weight: float = 1.0
+    """Of its tenant, whose share of the service it is in proportion to."""
+    began: float | None = None
+    """When it first ran; None: it never did."""
     window: int = 0
     """Outputs that each choice may have beyond those it came with; 0: any number."""
     deadline: float | None = None
@@ -55,6 +66,22 @@ class Request:
     """Of workers while it ran alone, since its last token."""
     prompt_logprobs_sent: int = 1
     """Position in the prompt up to which its logprobs were sent; the first token has none."""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it ever ran, so that its client may have tokens of it."""
+        return self.began is not None
+
+    @property
+    def turn(self) -> float:
+        """When it came, as far as its tenant's other requests are concerned; in seconds."""
+        return self.arrived + AGING * self.priority
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """Who goes first among those that have run; all others come later."""
+        began = math.inf if self.began is None else self.began
+        return began + AGING * self.priority, self.number
 
     @property
     def ordered_params(self) -> SamplingParams:
@@ -140,7 +167,7 @@ class Sequence:
         )
 
     @property
-    def order(self) -> tuple[tuple[int, float, int], int]:
+    def order(self) -> tuple[tuple[float, int], int]:
         """Who goes first among sequences."""
         return self.request.order, self.choices[0]
 
