@@ -35,7 +35,7 @@ from pagefleet_gateway.reasoning import THINKS_AT_ONCE
 from pagefleet_gateway.resume import Had, Ticket
 from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody
 from pagefleet_gateway.structured import Structure, structure_of
-from pagefleet_gateway.tenants import prefix_salt
+from pagefleet_gateway.tenants import EVERYBODY, Tenant, prefix_salt
 from pagefleet_gateway.tools import ToolUse, tool_use
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
@@ -53,8 +53,8 @@ class Limits:
 
     max_model_len: int
     """Tokens that prompt and output may have together."""
-    key: bytes | None = None
-    """SHA-256 of the tenant's: content is shared in the prefix cache only under the same one."""
+    tenant: Tenant = EVERYBODY
+    """Who asks."""
     request_id: str | None = None
     """Names the answer, where the body does not; drawn where neither does."""
     max_choices: int = MAX_CHOICES
@@ -278,7 +278,8 @@ def _submits(
     choices: int,
     limits: Limits,
 ) -> list[Submit]:
-    salt = prefix_salt(limits.key, body.cache_salt)
+    tenant = limits.tenant
+    salt = prefix_salt(tenant.digest, body.cache_salt)
     return [
         Submit(
             request=uuid4().hex,
@@ -290,6 +291,8 @@ def _submits(
             salt=salt,
             left=body.timeout,
             window=STREAM_WINDOW if body.stream and not params.beam_width else 0,
+            tenant=tenant.name,
+            weight=tenant.weight,
         )
         for number, tokens in enumerate(prompts)
     ]

@@ -9,6 +9,7 @@ Keys come from a file (TOML or JSON) that holds their SHA-256, never themselves:
     tokens_per_minute = 100000    # of prompts and answers together
     concurrent_requests = 32
     max_priority = 0              # lower numbers go first; this is the lowest that it may ask for
+    weight = 2.0                  # where others wait too, its share of the service; 1.0 if left out
 
 The file is read again when it changes; what tenants have used stays counted. A key is compared as
 its hash, with all known ones, in constant time. Limits are those of one gateway process. Without
@@ -53,6 +54,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_per_minute: _Limit | None = None
     concurrent_requests: _Limit | None = None
     max_priority: int | None = None
+    weight: Annotated[float, Meta(ge=0.001, le=1000.0)] = 1.0
 
 
 class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -81,6 +83,11 @@ class Tenant:
     def digest(self) -> bytes | None:
         """SHA-256 of the key: content is shared in the prefix cache only under the same one."""
         return bytes.fromhex(self._terms.sha256) if self._terms else None
+
+    @property
+    def weight(self) -> float:
+        """Its share of the service, beside other tenants'."""
+        return self._terms.weight if self._terms else 1.0
 
     def change(self, terms: Terms) -> None:
         """Hold the same key on other terms."""

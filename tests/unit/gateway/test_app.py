@@ -337,7 +337,10 @@ def test_a_key_is_asked_for_on_all_routes_with_data(model: Path, tmp_path: Path)
 def test_tenants_share_nothing_and_have_limits(model: Path, tmp_path: Path) -> None:
     keys = [
         {"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest(), **limits}
-        for name, limits in {"a": {"concurrent_requests": 1}, "b": {"max_priority": 0}}.items()
+        for name, limits in {
+            "a": {"concurrent_requests": 1},
+            "b": {"max_priority": 0, "weight": 2.5},
+        }.items()
     ]
     file = tmp_path / "keys.json"
     file.write_text(json.dumps({"keys": keys}))
@@ -350,7 +353,9 @@ def test_tenants_share_nothing_and_have_limits(model: Path, tmp_path: Path) -> N
 
         assert [complete(name).status_code for name in "abc"] == [200, 200, 401]
         assert complete("a", cache_salt="x").status_code == 200
-        assert len({submit.salt for submit in cell.scheduler.submits}) == 3
+        submits = cell.scheduler.submits
+        assert len({submit.salt for submit in submits}) == 3
+        assert {(submit.tenant, submit.weight) for submit in submits} == {("a", 1.0), ("b", 2.5)}
         first = complete("b", priority=-1)
         assert (first.status_code, error_of(first)["param"]) == (400, "priority")
         cell.scheduler.step_seconds = 0.05
