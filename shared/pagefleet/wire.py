@@ -3,7 +3,9 @@
     gateway --Submit, Abort, Beat--> scheduler --Plan--> worker
     gateway <--Outputs, Rejected---- scheduler <-Result- worker
 
-A message is one ZeroMQ frame of msgpack: a typed array whose first element names the message.
+A message is one ZeroMQ frame: msgpack, and behind it the CRC-32 of that in four bytes,
+little-endian, which finds all damage within 32 bits and all but one in 2**32 of any other. The
+msgpack is a typed array whose first element names the message.
 Token ids, block tables and slots travel as `Ints`: little-endian int32 in one binary string, whose
 cost is that of a memory copy. Fields are only ever appended, with a default; anything else raises
 `PROTOCOL`, and parties of different protocols refuse each other in the handshake.
@@ -29,7 +31,7 @@ import msgspec
 
 from pagefleet.params import SamplingParams
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 _Number = TypeVar("_Number", int, float)
 _Decoded = TypeVar("_Decoded")
@@ -42,6 +44,8 @@ Floats: TypeAlias = bytes
 
 SAMPLED = -1
 """As an input token of a row: the token that the worker itself sampled last for this slot."""
+
+_CHECKSUM_BYTES = 4
 
 ROW_FIELDS = 6
 """Integers a row of `Plan.rows` has: slot, start, count, logits, table length, table checksum."""
@@ -600,7 +604,24 @@ class WireError(Exception):
 
 def encode(message: Message) -> bytes:
     """One frame."""
-    return _encoder.encode(message)
+    return sealed(_encoder.encode(message))
+
+
+def sealed(content: bytes) -> bytes:
+    """Content with its checksum behind it."""
+    return content + zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little")
+
+
+def unsealed(frame: bytes) -> memoryview:
+    """The content of a frame, without its checksum.
+
+    Raises:
+        WireError: it was damaged on its way.
+    """
+    content = memoryview(frame)[:-_CHECKSUM_BYTES]
+    if frame[-_CHECKSUM_BYTES:] != zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little"):
+        raise WireError("not a message: its checksum is another")
+    return content
 
 
 def decode_from_gateway(frame: bytes) -> FromGateway:
@@ -641,6 +662,6 @@ def decode_to_worker(frame: bytes) -> ToWorker:
 
 def _decode(decoder: "msgspec.msgpack.Decoder[_Decoded]", frame: bytes) -> _Decoded:
     try:
-        return decoder.decode(frame)
+        return decoder.decode(unsealed(frame))
     except (msgspec.DecodeError, RecursionError) as error:
         raise WireError(f"not a message: {error}") from error

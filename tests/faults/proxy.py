@@ -3,9 +3,9 @@
     peer (DEALER) --Unix socket--> proxy --Unix socket--> hub (ROUTER)
 
 It passes the greeting, the handshake and the heartbeats on as they are, and lets rules act on the
-messages, each of which is one frame of msgpack whose first element is its name. It runs an event
-loop in a thread of its own, so that tests may block. A rule counts how often it fired; a test
-asserts that.
+messages, each of which is one frame that begins with msgpack whose first element is its name. It
+runs an event loop in a thread of its own, so that tests may block. A rule counts how often it
+fired; a test asserts that.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Action(Enum):
     TRUNCATE = auto()
     """Its end is missing."""
     CORRUPT = auto()
-    """One of the bytes that say what it is, is another."""
+    """One of its bytes is another."""
     CUT = auto()
     """The connection breaks in the middle of it."""
 
@@ -207,7 +207,7 @@ class Proxy:
         tag = tag_of(frame)
         self.counts[tag] = self.counts.get(tag, 0) + 1
         if tag == "WorkerHello":
-            link.pid = msgpack.unpackb(frame)[3]
+            link.pid = unpack(frame)[3]
         rule = next((rule for rule in self.rules if rule.fires(tag, self._draw)), None)
         if rule is None:
             return [frame], False
@@ -227,7 +227,7 @@ class Proxy:
             case Action.TRUNCATE:
                 return [frame[: self._draw.randrange(len(frame))]], False
             case Action.CORRUPT:
-                at = self._draw.randrange(2 + len(tag))
+                at = self._draw.randrange(len(frame))
                 wrong = frame[at] ^ self._draw.randrange(1, 256)
                 return [frame[:at] + bytes([wrong]) + frame[at + 1 :]], False
             case Action.CUT:
@@ -265,6 +265,11 @@ def encode_frame(flags: int, content: bytes) -> bytes:
     long = len(content) > 255
     flags = flags | _LONG if long else flags & ~_LONG
     return bytes([flags]) + len(content).to_bytes(8 if long else 1, "big") + content
+
+
+def unpack(frame: bytes) -> list:
+    """The name of a message, and its fields."""
+    return msgpack.unpackb(frame[:-4])
 
 
 def tag_of(frame: bytes) -> str:

@@ -9,8 +9,9 @@ import pytest
 import zmq
 
 from pagefleet.host import host_id, start_time
-from pagefleet.wire import PROTOCOL, GatewayHello, WorkerHello, encode
+from pagefleet.wire import PROTOCOL, GatewayHello, WorkerHello, encode, sealed
 from tests.faults.conftest import Load, assert_exact
+from tests.faults.proxy import unpack
 
 
 @contextlib.contextmanager
@@ -41,7 +42,7 @@ def test_who_does_not_fit_is_refused_with_a_reason(cell, questions, side, hello,
     with stranger(cell, side) as dealer:
         dealer.send(encode(hello))
         assert dealer.poll(30_000)
-        tag, text = msgpack.unpackb(dealer.recv())
+        tag, text = unpack(dealer.recv())
         assert tag == "Refused"
         assert reason in text
     assert_exact(Load(questions).run(cell))
@@ -57,10 +58,10 @@ def test_nonsense_in_frames_is_dropped(cell, questions, side):
             if number % 3 == 0:
                 frame = random.randbytes(random.randint(0, 500))
             elif number % 3 == 1:
-                frame = msgpack.packb([random.choice(["Plan", "Result", 7, None])] * 9)
+                frame = sealed(msgpack.packb([random.choice(["Plan", "Result", 7, None])] * 9))
             else:
                 frame = bytearray(hello)
-                frame[random.randrange(1, 6)] ^= random.randrange(1, 256)
+                frame[random.randrange(len(frame))] ^= random.randrange(1, 256)
             dealer.send(bytes(frame))
     scheduler = cell.scheduler.pid
     assert_exact(Load(questions).run(cell))

@@ -25,6 +25,7 @@ from tests.simulation.world import Process, World
 SCHEDULER = "scheduler"
 
 Place = Literal["sent", "arrived"]
+Manner = Literal["drop", "repeat", "delay", "cut", "corrupt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Partition:
 class Mangling:
     """Something is done to messages of one kind (or all), with a chance, a number of times."""
 
-    how: Literal["drop", "repeat", "delay", "cut"]
+    how: Manner
     kind: str | None
     chance: float
     times: int
@@ -152,8 +153,8 @@ class Network:
                 match mangling.how:
                     case "drop":
                         return []
-                    case "cut":
-                        self._cut(sender, receiver, message)
+                    case "cut" | "corrupt":
+                        self._damage(sender, receiver, message, mangling.how)
                         return []
                     case "repeat":
                         delays.append(delays[0] + mangling.seconds)
@@ -176,15 +177,19 @@ class Network:
         mangling.done += 1
         return True
 
-    def _cut(self, sender: Process, receiver: Process, message: Message) -> None:
-        """A frame without its end is no message."""
-        frame = encode(message)
-        end = self.world.random.randrange(len(frame))
+    def _damage(self, sender: Process, receiver: Process, message: Message, how: Manner) -> None:
+        """A frame without its end, or of which a byte is another, is no message."""
+        frame = bytearray(encode(message))
+        at = self.world.random.randrange(len(frame))
+        if how == "cut":
+            del frame[at:]
+        else:
+            frame[at] ^= self.world.random.randrange(1, 256)
         try:
-            _decoder(sender, receiver)(frame[:end])
+            _decoder(sender, receiver)(bytes(frame))
         except WireError:
             return
-        raise AssertionError(f"{end} of {len(frame)} bytes of a message were taken for one")
+        raise AssertionError(f"a message was taken for one though it was {how} at byte {at}")
 
     def _arrive(self, sender: Process, receiver: Process, sent: float, message: Message) -> None:
         if sent <= sender.mute_after and receiver.alive:

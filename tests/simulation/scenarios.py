@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 from pagefleet_scheduler import quarantine
 from tests.simulation.cell import Scenario, Wish
@@ -18,7 +19,7 @@ from tests.simulation.faults import (
     Stop,
     Terminate,
 )
-from tests.simulation.network import SCHEDULER, Latency, Mangling, Moment
+from tests.simulation.network import SCHEDULER, Latency, Mangling, Manner, Moment
 
 TROUBLE = 2.0
 """Virtual seconds within which faults begin."""
@@ -28,6 +29,10 @@ KINDS = [
     "WorkerHello", "Result", "WorkerBeat", "WorkerBye", "Join", "Fence", "Plan",
 ]  # fmt: skip
 """All messages that a cell sends when nobody is refused."""
+
+UNSHARED_SEARCH = 24
+"""Blocks that hold two beams of `LONGEST` tokens; where nothing is cached, beams that are computed
+again share none of them."""
 
 WORKER_ENDING = (Kill, Terminate, Stop, Stick, Fail, Interrupt)
 """Faults for which the scheduler may give a worker up. If one makes a request a suspect, and more
@@ -56,7 +61,7 @@ def random_scenario(seed: int) -> Scenario:
     if sum(isinstance(fault, WORKER_ENDING) for fault in faults) > quarantine.LIMIT:
         wishes = [replace(wish, refusals=frozenset({"failed"})) for wish in wishes]
     most = draw.choice([0.001, 0.001, 0.01, 0.1])
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         wishes=wishes,
         faults=faults,
@@ -72,6 +77,9 @@ def random_scenario(seed: int) -> Scenario:
         step_seconds=(0.002, draw.choice([0.01, 0.05])),
         latency=Latency(most / 10, most),
     )
+    if not scenario.caching:
+        scenario = replace(scenario, blocks=max(scenario.blocks, UNSHARED_SEARCH))
+    return scenario
 
 
 def bad_weather(draw: random.Random) -> list[Fault]:
@@ -108,7 +116,7 @@ def random_fault(draw: random.Random, peers: list[str], requests: int) -> Fault:
 
 def random_mangling(draw: random.Random) -> Mangling:
     """What happens to some messages of a kind, or to a few of all."""
-    how = draw.choice(["drop", "repeat", "delay", "cut"])
+    how = draw.choice(get_args(Manner))
     seconds = draw.choice([0.001, 0.05, 0.6])
     if draw.random() < 0.5:
         return Mangling(how, None, chance=draw.choice([0.01, 0.05]), times=1000, seconds=seconds)

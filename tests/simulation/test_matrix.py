@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import pytest
@@ -28,7 +28,7 @@ from tests.simulation.faults import (
     Stop,
     Terminate,
 )
-from tests.simulation.network import SCHEDULER, Latency, Mangling, Moment
+from tests.simulation.network import SCHEDULER, Latency, Mangling, Manner, Moment
 from tests.simulation.scenarios import KINDS
 
 When = float | Moment
@@ -124,9 +124,9 @@ def crowd() -> Scenario:
     return Scenario(seed=0, wishes=wishes, gateways=2, blocks=18, slots=4, budget=8)
 
 
-@pytest.mark.parametrize("how", ["drop", "repeat", "delay", "cut"])
+@pytest.mark.parametrize("how", get_args(Manner))
 @pytest.mark.parametrize("kind", KINDS)
-def test_messages_of_a_kind(kind: str, how: Literal["drop", "repeat", "delay", "cut"]) -> None:
+def test_messages_of_a_kind(kind: str, how: Manner) -> None:
     """The first, the third, and one of a hundred."""
     restart = Terminate(0.45, "worker0", 0.1)
     leave = Leave(0.4, "r1", None)

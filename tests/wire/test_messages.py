@@ -1,6 +1,7 @@
 """The wire: golden bytes, an independent decoder, and refusal of everything else."""
 
 import random
+import zlib
 from array import array
 
 import msgpack
@@ -66,17 +67,31 @@ def decode(frame: bytes) -> object:
     raise AssertionError("no direction takes this frame")
 
 
-@pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda value: type(value).__name__)
+def name_of(message: object) -> str:
+    return type(message).__name__
+
+
+def assert_refused(frame: bytes) -> None:
+    for decoder in DECODERS:
+        with pytest.raises(wire.WireError):
+            decoder(frame)
+
+
+@pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=name_of)
 def test_golden_bytes(message: wire.Message, golden: str) -> None:
-    assert wire.encode(message).hex() == golden
-    assert decode(bytes.fromhex(golden)) == message
+    content = bytes.fromhex(golden)
+    frame = content + zlib.crc32(content).to_bytes(4, "little")
+    assert wire.encode(message) == frame
+    assert decode(frame) == message
 
 
 def test_an_independent_decoder_reads_a_submit() -> None:
     submit = wire.Submit(
         "r1", 2, wire.pack_ints([1, 70000]), PARAMS, [wire.ChoiceState(0, wire.pack_ints([5]))]
     )
-    tag, request, attempt, prompt, params, choices, *rest = msgpack.unpackb(wire.encode(submit))
+    tag, request, attempt, prompt, params, choices, *rest = msgpack.unpackb(
+        wire.encode(submit)[:-4]
+    )
     assert (tag, request, attempt, *rest) == ("Submit", "r1", 2, 0, b"", 0.0, None, 0, "", 1.0)
     assert list(memoryview(prompt).cast("i")) == [1, 70000]
     assert params[:3] == [4, 7, 0.0]
@@ -85,15 +100,15 @@ def test_an_independent_decoder_reads_a_submit() -> None:
 
 
 def test_fields_appended_by_a_newer_party_are_passed_over() -> None:
-    newer = msgpack.packb(["Fence", "late", "and one more"])
+    newer = wire.sealed(msgpack.packb(["Fence", "late", "and one more"]))
     assert wire.decode_to_worker(newer) == wire.Fence("late")
 
 
-@given(st.binary(max_size=200))
-def test_noise_is_refused(noise: bytes) -> None:
+@given(st.binary(max_size=200), st.booleans())
+def test_noise_is_refused(noise: bytes, sealed: bool) -> None:
     for decoder, union in DECODERS.items():
         try:
-            message = decoder(noise)
+            message = decoder(wire.sealed(noise) if sealed else noise)
         except wire.WireError:
             continue
         assert msgspec.convert(msgspec.to_builtins(message), union) == message
@@ -110,7 +125,7 @@ def test_noise_is_refused(noise: bytes) -> None:
     ],
 )
 def test_integers_of_odd_length_are_refused(fields: list[object]) -> None:
-    frame = msgpack.packb(fields)
+    frame = wire.sealed(msgpack.packb(fields))
     for decoder in DECODERS:
         with pytest.raises(wire.WireError, match=r"integers of 32 bits|Invalid value"):
             decoder(frame)
@@ -119,7 +134,29 @@ def test_integers_of_odd_length_are_refused(fields: list[object]) -> None:
 def test_deep_nesting_is_refused() -> None:
     for decoder in DECODERS:
         with pytest.raises(wire.WireError):
-            decoder(b"\x91" * 100_000)
+            decoder(wire.sealed(b"\x91" * 100_000))
+
+
+@pytest.mark.parametrize("message", [message for message, _ in GOLDEN], ids=name_of)
+def test_every_byte_that_is_another_is_found(message: wire.Message) -> None:
+    frame = wire.encode(message)
+    for at, byte in enumerate(frame):
+        wrong = bytearray(frame)
+        wrong[at] = byte ^ random.randrange(1, 256)
+        assert_refused(bytes(wrong))
+
+
+@given(st.data(), st.binary(min_size=4, max_size=3000))
+def test_damage_is_found(data: st.DataObject, tokens: bytes) -> None:
+    """One byte of a long frame, up to four in a row, or its end."""
+    frame = wire.encode(wire.Join(data.draw(st.integers(0, 2**62))))
+    if data.draw(st.booleans()):
+        frame = wire.encode(wire.Result(1, 2, tokens[: len(tokens) // 4 * 4]))
+    at = data.draw(st.integers(0, len(frame) - 4))
+    mask = data.draw(st.integers(1, 2**32 - 1)).to_bytes(4, "little")
+    burst = bytes(a ^ b for a, b in zip(frame[at : at + 4], mask, strict=True))
+    assert_refused(frame[:at] + burst + frame[at + 4 :])
+    assert_refused(frame[: data.draw(st.integers(0, len(frame) - 1))])
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)))
