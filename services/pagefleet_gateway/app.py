@@ -3,6 +3,7 @@
 The routes that take a body are plain ASGI endpoints, so that little wraps what a stream sends.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from pagefleet_gateway.errors import ApiError, http_error, internal_error
 from pagefleet_gateway.facts import Facts
 from pagefleet_gateway.gateway import Gateway
 from pagefleet_gateway.generation import understand_chat, understand_completion
+from pagefleet_gateway.lag import watch_lag
 from pagefleet_gateway.memory import MemoryRoute
 from pagefleet_gateway.metrics import Metrics
 from pagefleet_gateway.model import ServedModel
@@ -55,8 +57,10 @@ def build_app(gateway: Gateway) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        lag = asyncio.create_task(watch_lag(gateway.metrics.event_loop_lag.observe))
         async with gateway.client.running():
             yield
+        lag.cancel()
         gateway.threads.shutdown(wait=False, cancel_futures=True)
 
     app = Starlette(

@@ -34,6 +34,7 @@ _WHOLE = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0),
     *(20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0),
 )
+_LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 
 
@@ -67,6 +68,10 @@ class Metrics:
             registry=self.registry,
         )
         self.generated = Rate()
+        self.event_loop_lag = HistogramTally(
+            "pagefleet_event_loop_lag_seconds", "How late the event loop wakes a task.", {}, _LAG
+        )
+        self.registry.register(self.event_loop_lag)
         self._tenant_requests = Counter(
             "pagefleet_tenant_requests",
             "Requests of a key, by status.",

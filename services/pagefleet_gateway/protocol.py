@@ -80,8 +80,8 @@ class GuardedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP, or too much of it; called while its error is handled."""
         error = sys.exception()
-        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        self._refuse(http_error(status, str(error or msg)))
+        too_large = isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431
+        self._refuse(http_error(431 if too_large else 400, str(error or msg)))
 
     def _watch_header(self) -> None:
         if self.conn.their_state is not h11.IDLE or self.transport.is_closing():

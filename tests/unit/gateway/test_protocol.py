@@ -81,7 +81,11 @@ def test_a_second_request_has_its_own_time() -> None:
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [(b"\x16\x03\x01 no http\r\n\r\n", 400), (b"GET / HTTP/1.1\r\nx: " + b"y" * 100_000, 431)],
+    [
+        (b"\x16\x03\x01 no http\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nx: " + b"y" * 100_000, 431),
+    ],
 )
 def test_what_is_no_http_is_refused_in_the_form_of_the_api(content: bytes, expected: int) -> None:
     status, error = status_and_error(asyncio.run(exchange(content)))
