@@ -4,6 +4,8 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pagefleet.wire import Logprobs, Plan, PromptLogprobs, Result, unpack_ints
 from pagefleet_scheduler.sequence import Sequence
 
@@ -12,8 +14,7 @@ class ResultError(Exception):
     """A result that does not fit the plan it answers: the worker cannot be believed any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
+class PlannedRow(msgspec.Struct, frozen=True, gc=False):
     """What is remembered of a row until its result is there."""
 
     sequence: Sequence
@@ -55,7 +56,9 @@ class Flight:
         logprobs = dict(result.logprobs)
         landed, at = [], 0
         for row in self.rows:
-            pieces = [logprobs.get(sample) for sample in range(at, at + row.samples)]
+            pieces: list[Logprobs | None] = [None] * row.samples
+            if logprobs:
+                pieces = [logprobs.get(sample) for sample in range(at, at + row.samples)]
             landed.append((row, tokens[at : at + row.samples], pieces))
             at += row.samples
         return landed
@@ -74,8 +77,7 @@ def keep(result: Result, flights: Iterable[Flight]) -> None:
     raise ResultError(f"step {result.step} was not ordered")
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """What a step gave one sequence."""
 
     sequence: Sequence

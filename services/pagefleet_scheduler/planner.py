@@ -20,36 +20,18 @@ Rules that keep this right, whatever is aborted, preempted or late in between:
 from array import array
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass, field
 
-from pagefleet.wire import SAMPLED, Open, Plan, Result, WorkerHello, pack_ints
+from pagefleet.wire import Plan, Result, WorkerHello
 from pagefleet_scheduler.blocks import BlockKey, BlockPool, History
-from pagefleet_scheduler.flights import (
-    Accepted,
-    Flight,
-    PlannedRow,
-    ResultError,
-    Sampled,
-    agreeing,
-)
+from pagefleet_scheduler.draft import Draft
+from pagefleet_scheduler.flights import Accepted, Flight, ResultError, Sampled, agreeing
 from pagefleet_scheduler.host import HostTier
 from pagefleet_scheduler.quarantine import turns
 from pagefleet_scheduler.sequence import Sequence
 from pagefleet_scheduler.slots import SlotBook
 from pagefleet_scheduler.speculation import propose
 
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan in the making."""
-
-    rows: "array[int]" = field(default_factory=lambda: array("i"))
-    tokens: "array[int]" = field(default_factory=lambda: array("i"))
-    opens: list[Open] = field(default_factory=list)
-    tables: list[int] = field(default_factory=list)
-    copies: list[int] = field(default_factory=list)
-    full_tables: "array[int]" = field(default_factory=lambda: array("i"))
-    planned: list[PlannedRow] = field(default_factory=list)
+_NO_DRAFTS = array("i")
 
 
 class Planner:
@@ -216,66 +198,57 @@ class Planner:
             draft = self._turn(preempted)
         if not draft.planned:
             return None
-        ended, forks = self._slots.take_orders()
-        swap_out, swap_in = self.host.take_orders()
-        plan = Plan(
-            epoch=self.epoch,
-            step=self._step,
-            rows=pack_ints(draft.rows),
-            tokens=pack_ints(draft.tokens),
-            release=pack_ints(ended),
-            opens=draft.opens,
-            forks=pack_ints(forks),
-            tables=pack_ints(draft.tables),
-            copies=pack_ints(draft.copies),
-            full_tables=pack_ints(draft.full_tables),
-            swap_out=pack_ints(swap_out),
-            swap_in=pack_ints(swap_in),
-        )
+        slots, swaps = self._slots.take_orders(), self.host.take_orders()
+        plan = draft.plan(self.epoch, self._step, slots, swaps)
+        self.copies += len(draft.copies) // 2
+        self.drafted += draft.drafted
         self._step += 1
         self.flights.append(Flight(plan, draft.planned))
         return plan
 
-    def _turn(self, preempted: list[Sequence]) -> _Draft:
-        draft = _Draft()
+    def _turn(self, preempted: list[Sequence]) -> Draft:
+        draft = Draft(self.checking)
         for sequences in turns(self.running, self.flights, self._step):
-            draft = self._draft(sequences, preempted)
+            self._fill(draft, sequences, preempted)
             if draft.planned:
                 break
         return draft
 
-    def _draft(self, sequences: list[Sequence], preempted: list[Sequence]) -> _Draft:
-        draft = _Draft()
+    def _fill(self, draft: Draft, sequences: list[Sequence], preempted: list[Sequence]) -> None:
+        able = [
+            (sequence, pending)
+            for sequence in sequences
+            if (pending := sequence.pending) > 0
+            and not (self.drafts and self._waits_to_draft(sequence))
+        ]
         budget = self.worker.max_batched_tokens
-        single = sum(sequence.pending == 1 for sequence in sequences)
-        for sequence in sequences:
-            pending = sequence.pending
-            if sequence.slot is None or pending <= 0 or self._waits_to_draft(sequence):
+        single = sum(pending == 1 for _, pending in able)
+        for sequence, pending in able:
+            if sequence.slot is None:
                 continue
             single -= pending == 1
             count = min(pending, max(budget - single, 1), budget)
             if count == 0:
                 break
             if self._make_writable(sequence, count, draft, preempted):
-                drafts = self._drafts(sequence, count, budget - single - count)
-                self._add_row(sequence, count, drafts, draft)
+                drafts = _NO_DRAFTS
+                if self.drafts and count == pending and sequence.can_draft:
+                    drafts = self._propose(sequence, budget - single - count)
+                draft.add_row(sequence, count, drafts)
                 budget -= count + len(drafts)
-        return draft
 
     def _waits_to_draft(self, sequence: Sequence) -> bool:
         """Whether a sequence repeats itself, so that drafts behind its next token may be right."""
-        return bool(self.drafts and sequence.ahead and propose(sequence.tokens, 1))
+        return bool(sequence.ahead and propose(sequence.tokens, 1))
 
-    def _drafts(self, sequence: Sequence, count: int, budget: int) -> "array[int]":
+    def _propose(self, sequence: Sequence, budget: int) -> "array[int]":
         """Tokens to feed on trial behind a sequence's last one, in blocks that it has already."""
-        if not self.drafts or not sequence.can_draft or count < sequence.pending:
-            return array("i")
         room = len(sequence.table) * self.pool.block_size - len(sequence.tokens)
         left = sequence.limit - sequence.outputs - 1
         return propose(sequence.tokens, min(self.drafts, budget, room, left))
 
     def _make_writable(
-        self, sequence: Sequence, count: int, draft: _Draft, preempted: list[Sequence]
+        self, sequence: Sequence, count: int, draft: Draft, preempted: list[Sequence]
     ) -> bool:
         """See that the next positions have blocks that are the sequence's own.
 
@@ -296,14 +269,9 @@ class Planner:
                 return False
             preempted += self.preempt(victim)
         if copied:
-            source, target = sequence.table[first], self.pool.allocate()
-            draft.copies += (source, target)
-            self.copies += 1
-            sequence.replace_block(first, target)
-            self.pool.release([source])
-            if first < sequence.table_sent:
-                assert sequence.slot is not None
-                draft.tables += (sequence.slot, first, target)
+            shared = sequence.table[first]
+            draft.copy(sequence, first, self.pool.allocate())
+            self.pool.release([shared])
         sequence.append_blocks([self.pool.allocate() for _ in range(missing)])
         return True
 
@@ -335,45 +303,6 @@ class Planner:
         self.preemptions += len(gang)
         return gang
 
-    def _add_row(self, sequence: Sequence, count: int, drafts: "array[int]", draft: _Draft) -> None:
-        slot = sequence.slot
-        assert slot is not None
-        start, end = sequence.ordered, sequence.ordered + count
-        if not sequence.opened:
-            draft.opens.append(self._open(sequence))
-            sequence.opened = True
-        for index in range(sequence.table_sent, len(sequence.table)):
-            draft.tables += (slot, index, sequence.table[index])
-        sequence.table_sent = len(sequence.table)
-        logits = (1 + len(drafts)) * sequence.samples_at(end)
-        fed = count + len(drafts)
-        draft.rows.extend((slot, start, fed, logits, len(sequence.table), sequence.checksum))
-        draft.tokens.extend(sequence.tokens[start:end])
-        if end > len(sequence.tokens):
-            draft.tokens.append(SAMPLED)
-        draft.tokens.extend(drafts)
-        if self.checking:
-            draft.full_tables.extend(sequence.table)
-        samples = logits * len(sequence.choices)
-        ahead = samples == 1 and not sequence.waits_for_others
-        draft.planned.append(PlannedRow(sequence, sequence.run, end, samples, ahead, drafts))
-        sequence.ordered = end + len(drafts)
-        sequence.ahead += ahead
-        sequence.flying += 1
-        self.drafted += len(drafts)
-
-    def _open(self, sequence: Sequence) -> Open:
-        prompt = sequence.request.prompt
-        assert sequence.slot is not None
-        return Open(
-            sequence.slot,
-            sequence.request.ordered_params,
-            pack_ints(prompt),
-            pack_ints(sequence.tokens[len(prompt) :]),
-            sequence.choices.copy(),
-            sequence.request.salt,
-        )
-
     # --- what came of it ------------------------------------------------------------------------
 
     def accept(self, result: Result) -> Accepted:
@@ -397,12 +326,13 @@ class Planner:
             if number in errors:
                 accepted.failed.append((sequence, errors[number]))
                 continue
-            kept = agreeing(row.drafts, tokens)
-            self.drafts_kept += kept
-            if sequence.run == row.run:
-                self._computed(sequence, row.end, row.drafts[:kept])
+            kept = _NO_DRAFTS
             if row.drafts:
-                tokens, logprobs = tokens[: kept + 1], logprobs[: kept + 1]
+                kept = row.drafts[: agreeing(row.drafts, tokens)]
+                tokens, logprobs = tokens[: len(kept) + 1], logprobs[: len(kept) + 1]
+                self.drafts_kept += len(kept)
+            if sequence.run == row.run:
+                self._computed(sequence, row.end, kept)
             if tokens:
                 sequence.protected = False
                 accepted.sampled.append(Sampled(sequence, tokens, logprobs))

@@ -1,0 +1,110 @@
+"""A plan in the making: rows as they are decided, and what the worker has to be told for them.
+
+A worker knows of a slot what earlier plans said. A row therefore brings what is news: a slot that
+opens, with all that its sequence has, and the entries that its table gained since its last row.
+"""
+
+from array import array
+
+from pagefleet.wire import SAMPLED, Open, Plan, pack_ints
+from pagefleet_scheduler.flights import PlannedRow
+from pagefleet_scheduler.sequence import Sequence
+
+
+class Draft:
+    """What a plan will say, gathered row by row."""
+
+    def __init__(self, with_full_tables: bool) -> None:
+        self.planned: list[PlannedRow] = []
+        self.drafted = 0
+        """Tokens fed on trial."""
+        self.copies: list[int] = []
+        """Blocks to copy before the step: source, target, source ..."""
+        self._with_full_tables = with_full_tables
+        self._rows: list[int] = []
+        self._tokens: list[int] = []
+        self._opens: list[Open] = []
+        self._tables: list[int] = []
+        self._full_tables: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<Draft {len(self.planned)} rows, {len(self._tokens)} tokens>"
+
+    def copy(self, sequence: Sequence, index: int, target: int) -> None:
+        """Give a sequence a block of its own for one that it shares, with the same content."""
+        self.copies += (sequence.table[index], target)
+        sequence.replace_block(index, target)
+        if index < sequence.table_sent:
+            assert sequence.slot is not None
+            self._tables += (sequence.slot, index, target)
+
+    def add_row(self, sequence: Sequence, count: int, drafts: "array[int]") -> None:
+        """Feed the next `count` positions of a sequence, whose blocks it has, and then drafts."""
+        slot, tokens, table = sequence.slot, sequence.tokens, sequence.table
+        assert slot is not None
+        start, end = sequence.ordered, sequence.ordered + count
+        if not sequence.opened:
+            self._opens.append(_open(sequence, slot))
+            sequence.opened = True
+        if sequence.table_sent < len(table):
+            for index in range(sequence.table_sent, len(table)):
+                self._tables += (slot, index, table[index])
+            sequence.table_sent = len(table)
+        if self._with_full_tables:
+            self._full_tables += table
+        if start < len(tokens):
+            self._tokens += tokens[start:end]
+        if end > len(tokens):
+            self._tokens.append(SAMPLED)
+        self._tokens += drafts
+        logits = (1 + len(drafts)) * sequence.samples_at(end)
+        self._rows += (slot, start, count + len(drafts), logits, len(table), sequence.checksum)
+        samples = logits * len(sequence.choices)
+        ahead = samples == 1 and not sequence.waits_for_others
+        self.planned.append(PlannedRow(sequence, sequence.run, end, samples, ahead, drafts))
+        self.drafted += len(drafts)
+        sequence.ordered = end + len(drafts)
+        sequence.ahead += ahead
+        sequence.flying += 1
+
+    def plan(
+        self,
+        epoch: int,
+        step: int,
+        slots: tuple[list[int], list[int]],
+        swaps: tuple[list[int], list[int]],
+    ) -> Plan:
+        """The message.
+
+        Args:
+            epoch: the worker's.
+            step: the plan's number.
+            slots: those that end, and triples to fork.
+            swaps: pairs of blocks that go to host memory, and that come from there.
+        """
+        return Plan(
+            epoch=epoch,
+            step=step,
+            rows=pack_ints(self._rows),
+            tokens=pack_ints(self._tokens),
+            release=pack_ints(slots[0]),
+            opens=self._opens,
+            forks=pack_ints(slots[1]),
+            tables=pack_ints(self._tables),
+            copies=pack_ints(self.copies),
+            full_tables=pack_ints(self._full_tables),
+            swap_out=pack_ints(swaps[0]),
+            swap_in=pack_ints(swaps[1]),
+        )
+
+
+def _open(sequence: Sequence, slot: int) -> Open:
+    prompt = sequence.request.prompt
+    return Open(
+        slot,
+        sequence.request.ordered_params,
+        pack_ints(prompt),
+        pack_ints(sequence.tokens[len(prompt) :]),
+        sequence.choices.copy(),
+        sequence.request.salt,
+    )
