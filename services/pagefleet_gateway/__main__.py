@@ -7,18 +7,20 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import uvicorn
 
 from pagefleet.manifest import ManifestError
+from pagefleet.notify import BEAT_SECONDS, Notifier
 from pagefleet.observe import configure_logging
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import GatewaySettings, parse, refuse
 from pagefleet.transport import EndpointError, check_endpoint
 from pagefleet_gateway.app import build_app, build_gateway
-from pagefleet_gateway.gateway import Gateway
+from pagefleet_gateway.gateway import DRAINING, Gateway
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.protocol import HEADER_BYTES, IDLE_SECONDS, GuardedProtocol
 from pagefleet_gateway.template import ChatTemplateError
@@ -29,6 +31,9 @@ _LOG = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _OWN_DESCRIPTORS = 256
+_LOOK_SECONDS = 0.05
+"""Between two looks at whether all connections have ended."""
+
 _FAILURES = (
     *(EndpointError, ManifestError, VocabularyError, ChatTemplateError, KeyFileError),
     OSError,
@@ -36,7 +41,11 @@ _FAILURES = (
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with signals that first make the gateway refuse new work.
+    """uvicorn, with the gateway's own ways to end.
+
+    SIGTERM and SIGINT make it refuse new work, finish what it has, and end; a second one ends it at
+    once. SIGHUP is for a gateway whose successor listens at the same socket already: it accepts no
+    connection any more, and answers whatever comes over those that it has until they end.
 
     Raises:
         OSError: the certificate or its key cannot be used.
@@ -69,13 +78,54 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._gateway = gateway
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal ends it, and give signs of life meanwhile."""
+        beating = asyncio.create_task(self._beat())
+        try:
+            await super().serve(sockets)
+        finally:
+            beating.cancel()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let the connections of a gateway that hands over end by themselves, then end the rest."""
+        if not self._gateway.draining:
+            await self._hand_over()
+        await super().shutdown(sockets)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Drain at the first signal; end at once at the second."""
+        """Take the signals as the class says."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, self._leave)
         yield
+
+    async def _beat(self) -> None:
+        with closing(Notifier()) as notifier:
+            while True:
+                ready = self.started and self._gateway.client.health.scheduler
+                notifier.beat(time.monotonic(), ready=ready)
+                await asyncio.sleep(BEAT_SECONDS)
+
+    async def _hand_over(self) -> None:
+        for server in self.servers:
+            server.close()
+        self.server_state.default_headers.append((b"connection", b"close"))
+        while self.server_state.connections and not self._gateway.draining:
+            for connection in self.server_state.connections:
+                if isinstance(connection, GuardedProtocol):
+                    connection.end_with_answer()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _leave(self) -> None:
+        self.should_exit = True
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._gateway.settings.shutdown_timeout, self._give_up)
+
+    def _give_up(self) -> None:
+        self._gateway.draining = True
+        self._gateway.client.refuse_all(DRAINING)
 
     def _stop(self) -> None:
         self.force_exit = self._gateway.draining

@@ -54,6 +54,11 @@ class GuardedProtocol(H11Protocol):
         super().connection_lost(exc)
         self.resume_writing()
 
+    def end_with_answer(self) -> None:
+        """Keep the connection no longer than for the answer that is under way, if one is."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
     def pause_writing(self) -> None:
         """The client does not take what was sent."""
         super().pause_writing()

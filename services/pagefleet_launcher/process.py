@@ -3,7 +3,8 @@
 A process runs tethered (tether.py) and in a process group of its own, so that Ctrl-C in the
 terminal reaches only the launcher, and so that whatever it started itself can be ended with it. Its
 end is seen through a pidfd (pidfd_open(2)): it is still a zombie then, and its number cannot have
-passed to another process while the rest of its group is killed.
+passed to another process while the rest of its group is killed. That it lives, and is ready, it
+says itself (signs.py).
 """
 
 import asyncio
@@ -13,7 +14,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from pagefleet import notify
 from pagefleet_launcher import tether
+from pagefleet_launcher.signs import Signs
 
 _OUTPUT_AFTER_DEATH = 1.0  # seconds that the last lines of a dead process may take
 
@@ -51,6 +54,7 @@ class Process:
     ) -> None:
         self._name = name
         self._capture = capture
+        self.signs = Signs()
         self._reading, writing = os.pipe()
         try:
             self._popen = subprocess.Popen(
@@ -60,7 +64,12 @@ class Process:
                 stderr=None if capture else writing,
                 pass_fds=fds,
                 process_group=0,
-                env={**os.environ, **(environment or {}), "PYTHONUNBUFFERED": "1"},
+                env={
+                    **os.environ,
+                    **(environment or {}),
+                    notify.ADDRESS: self.signs.address,
+                    "PYTHONUNBUFFERED": "1",
+                },
             )
         finally:
             os.close(writing)
@@ -69,9 +78,9 @@ class Process:
     def __repr__(self) -> str:
         return f"<Process {self._name} pid={self._popen.pid}>"
 
-    def terminate(self) -> None:
-        """Ask it to end. Only while `ended` has not returned."""
-        os.kill(self._popen.pid, signal.SIGTERM)
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal. Only while `ended` has not returned."""
+        os.kill(self._popen.pid, number)
 
     def kill(self) -> None:
         """End it and its whole group at once. Only while `ended` has not returned."""
@@ -82,6 +91,7 @@ class Process:
         loop = asyncio.get_running_loop()
         output = _Output(None if self._capture else self._name)
         pipe, _ = await loop.connect_read_pipe(lambda: output, os.fdopen(self._reading, "rb"))
+        self.signs.listen(self._popen.pid)
         pidfd = os.pidfd_open(self._popen.pid)
         end = asyncio.Event()
         loop.add_reader(pidfd, end.set)
@@ -90,6 +100,7 @@ class Process:
         finally:
             loop.remove_reader(pidfd)
             os.close(pidfd)
+            self.signs.close()
         self.kill()
         await asyncio.wait([output.closed], timeout=_OUTPUT_AFTER_DEATH)
         pipe.close()

@@ -3,7 +3,8 @@
     listening socket --fd--> gateway(s) --ipc--> scheduler <--ipc-- worker(s)
 
 The launcher holds the HTTP socket: a port that is taken is said before anything else is done, and
-connections wait in its queue while a gateway starts again. The sockets between the services lie in
+connections wait in its queue while a gateway starts again, or are taken by its successor while it
+still answers those that it has. The sockets between the services lie in
 a private folder that goes when the launcher ends.
 """
 
@@ -13,6 +14,7 @@ import dataclasses
 import errno
 import os
 import secrets
+import signal
 import socket
 import sys
 import tempfile
@@ -28,10 +30,12 @@ from pagefleet.settings import (
     flags,
     parse,
 )
+from pagefleet_launcher.child import Service, first_of
 from pagefleet_launcher.commands import service
 from pagefleet_launcher.greeting import greeting, is_ready, reachable
+from pagefleet_launcher.interrupts import Interrupts
 from pagefleet_launcher.process import Process, say
-from pagefleet_launcher.supervisor import Child, Interrupts, Supervisor, first_of
+from pagefleet_launcher.supervisor import Supervisor
 
 BACKLOG = 2048
 LONGEST_SOCKET_PATH = 107
@@ -148,7 +152,7 @@ def complete(
     )
 
 
-def stages(settings: ServeSettings) -> list[list[Child]]:
+def stages(settings: ServeSettings) -> list[list[Service]]:
     """The processes of the cell, in the order of their start."""
     scheduler = service("scheduler", flags(settings, SchedulerSettings))
     worker = service("worker", flags(settings, WorkerSettings))
@@ -159,11 +163,12 @@ def stages(settings: ServeSettings) -> list[list[Child]]:
     if settings.api_key:
         secret["PAGEFLEET_API_KEY"] = settings.api_key
     fds = [] if settings.fd is None else [settings.fd]
+    hang = settings.hang_timeout
     return [
-        [Child("scheduler", scheduler)],
-        [Child(f"worker-{i}", worker) for i in range(settings.workers)],
+        [Service("scheduler", scheduler, hang_timeout=hang, overlaps=False)],
+        [Service(f"worker-{i}", worker, hang_timeout=hang) for i in range(settings.workers)],
         [
-            Child(f"gateway-{i}", gateway, fds=fds, environment=secret)
+            Service(f"gateway-{i}", gateway, fds, secret, hang, retirement=signal.SIGHUP)
             for i in range(settings.gateways)
         ],
     ]

@@ -10,6 +10,7 @@ from types import FrameType
 import zmq
 
 from pagefleet import faultpoints
+from pagefleet.notify import Notifier
 from pagefleet.settings import SchedulerSettings
 from pagefleet.transport import Hub
 from pagefleet.wire import (
@@ -47,6 +48,7 @@ class Server:
         for readable in (self._gateways.socket, self._workers.socket, self._woken):
             self._poller.register(readable, zmq.POLLIN)
         self._stopping = False
+        self._notifier = Notifier()
         self._scheduler = Scheduler(
             int.from_bytes(os.urandom(7), "little") << 7,
             lookahead=settings.lookahead,
@@ -63,10 +65,12 @@ class Server:
             signal.signal(number, self._stop)
         log.info("listening for gateways and workers")
         while not self._stopping:
+            self._notifier.beat(time.monotonic(), ready=True)
             faultpoints.reach("scheduler.loop")
             self._handle(self._receive())
         self._gateways.close()
         self._workers.close()
+        self._notifier.close()
         log.info("stopped")
 
     def _stop(self, number: int, frame: FrameType | None) -> None:

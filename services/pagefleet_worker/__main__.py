@@ -13,7 +13,7 @@ from pagefleet.prepared import prepared_folder
 from pagefleet.settings import WorkerSettings, parse, refuse
 from pagefleet.transport import EndpointError
 from pagefleet_worker.interface import Engine
-from pagefleet_worker.server import Progress, Server
+from pagefleet_worker.server import Progress, Server, ShutOutError
 
 log = logging.getLogger("pagefleet_worker")
 
@@ -29,9 +29,15 @@ def main() -> None:
     except (EndpointError, ManifestError, ValueError, OSError) as error:
         refuse("pagefleet worker", error)
     log.info("%s engine ready after %.1f s", settings.engine, time.monotonic() - began)
-    server.run()
+    status = 0
+    try:
+        server.run()
+    except ShutOutError as error:
+        log.error("this worker gives up: %s", error)
+        status = 1
     logging.shutdown()
-    os._exit(0)  # the compute thread may be inside a kernel, which the interpreter would tear down
+    # The compute thread may be inside a kernel, which the interpreter would tear down.
+    os._exit(status)
 
 
 def build_engine(settings: WorkerSettings, folder: Path, progress: Callable[[], None]) -> Engine:

@@ -3,6 +3,9 @@
 Two threads. The compute thread owns the engine and does nothing but steps. The I/O thread (the main
 one) owns the socket; it reports the progress that the compute thread makes, so that a hung
 computation is seen although the process answers.
+
+A worker that was shut out and is not let in again, because its computation is stuck or its
+connection is, gives itself up, so that whoever started it starts another.
 """
 
 import logging
@@ -18,6 +21,7 @@ import zmq
 
 from pagefleet import faultpoints
 from pagefleet.host import host_id, start_time
+from pagefleet.notify import Notifier
 from pagefleet.transport import Peer
 from pagefleet.wire import (
     Fence,
@@ -31,12 +35,19 @@ from pagefleet.wire import (
     encode,
 )
 from pagefleet_worker.interface import Engine, EngineFacts, PlanError
-from pagefleet_worker.membership import Membership, Reaction
+from pagefleet_worker.membership import BEAT_SECONDS, Membership, Reaction
 
 log = logging.getLogger(__name__)
 
 FAREWELL_MS = 200
 """That the last messages have to get out."""
+
+SHUT_OUT_SECONDS = 10.0
+"""After a fence, within which a worker has to be a member again."""
+
+
+class ShutOutError(Exception):
+    """The scheduler fenced this worker, which did not become a member again in time."""
 
 
 class Progress:
@@ -114,11 +125,18 @@ class Server:
         self._compute = Compute(engine)
         self._progress = progress
         self._membership = Membership(hello_of(engine.facts))
+        self._notifier = Notifier()
+        self._fenced: float | None = None
+        """When, unless it became a member again."""
         self._stopping = False
         self._woken, self._waker = socket.socketpair()
 
     def run(self) -> None:
-        """Work until a signal says stop."""
+        """Work until a signal says stop.
+
+        Raises:
+            ShutOutError: there is no way back into the cell.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         self._compute.start()
@@ -126,8 +144,11 @@ class Server:
         for readable in (self._peer.socket, self._compute.wake, self._woken):
             poller.register(readable, zmq.POLLIN)
         while not self._stopping:
-            self._carry_out(self._membership.tick(time.monotonic(), self._progress.count))
-            wait = max(0.0, self._membership.due - time.monotonic())
+            now = time.monotonic()
+            self._notifier.beat(now, ready=self._membership.epoch is not None)
+            self._give_up_if_shut_out(now)
+            self._carry_out(self._membership.tick(now, self._progress.count))
+            wait = max(0.0, min(self._membership.due - time.monotonic(), BEAT_SECONDS))
             ready = dict(poller.poll(int(wait * 1000) + 1))
             if self._compute.wake.fileno() in ready:
                 for plan, result in self._compute.answers():
@@ -139,10 +160,17 @@ class Server:
         self._peer.socket.setsockopt(zmq.LINGER, FAREWELL_MS)
         self._peer.close()
         self._context.term()
+        self._notifier.close()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
         self._waker.send(b"\0")
+
+    def _give_up_if_shut_out(self, now: float) -> None:
+        if self._membership.epoch is not None:
+            self._fenced = None
+        elif self._fenced is not None and now - self._fenced > SHUT_OUT_SECONDS:
+            raise ShutOutError(f"fenced, and not let in again for {SHUT_OUT_SECONDS:g} s")
 
     def _receive(self, frame: bytes) -> None:
         try:
@@ -154,6 +182,8 @@ class Server:
             log.info("may join under epoch %d", message.epoch)
         elif isinstance(message, Fence | Refused):
             log.warning("shut out by the scheduler: %s", message.text)
+        if isinstance(message, Fence) and self._fenced is None:
+            self._fenced = time.monotonic()
         self._carry_out(self._membership.handle(message))
 
     def _carry_out(self, reaction: Reaction) -> None:

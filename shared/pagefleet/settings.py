@@ -172,6 +172,9 @@ class ServeSettings(GatewaySettings, SchedulerSettings, WorkerSettings):
 
     workers: int = setting(1, "worker processes; they share the cores", least=1, most=64)
     gateways: int = setting(1, "gateway processes; they share the port", least=1, most=64)
+    hang_timeout: float = setting(
+        5.0, "seconds without a sign of life after which a process is replaced; 0 is never", least=0
+    )
 
 
 def parse(

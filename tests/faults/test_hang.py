@@ -91,6 +91,19 @@ def test_a_computation_hangs(cell, questions):
     assert cell.workers[0].said("fault point worker.step: sleep") == said + 1
 
 
+@pytest.mark.slow
+def test_a_worker_that_finds_no_way_back_gives_up(cell, questions):
+    """Fenced, with its computation stuck for good: it ends, so that another can be started."""
+    worker = cell.workers[0]
+    joined = worker.said("may join")
+    worker.restart("worker.step:sleep=600@20")
+    wait_until(lambda: worker.said("may join") > joined)
+    assert_exact(Load(questions, tokens=60).run(cell))
+    wait_until(lambda: not worker.alive)
+    assert worker.said("this worker gives up: fenced, and not let in again for 10 s")
+    worker.restart()
+
+
 def test_a_step_fails(cell, questions):
     said = cell.workers[0].said("fault point worker.step: raise")
     load = Load(questions, tokens=60)

@@ -19,7 +19,7 @@ REQUEST = {"prompt": "Once", "max_tokens": 40, "ignore_eos": True, "temperature"
 
 @pytest.fixture
 def serving(tmp_path):
-    options = ["--model=echo", "--engine=echo", "--step-seconds=0.02"]
+    options = ["--model=echo", "--engine=echo", "--step-seconds=0.02", "--hang-timeout=1.5"]
     with pagefleet_serve(tmp_path, *options, XDG_CACHE_HOME=str(tmp_path)) as serving:
         yield serving
 
@@ -79,6 +79,28 @@ def test_a_stream_outlives_the_other_services(serving):
     assert "".join(pieces) == expected
     after = children(serving)
     assert [name for name in before if before[name] == after[name]] == ["gateway"]
+
+
+def test_a_stream_outlives_hung_services(serving):
+    """Stopped for good; the launcher kills and replaces them."""
+    expected, pieces, before = answer(serving), [], children(serving)
+    for piece in stream(serving):
+        pieces.append(piece)
+        if len(pieces) == 5:
+            os.kill(before["scheduler"], signal.SIGSTOP)
+        if len(pieces) == 15:
+            os.kill(before["worker"], signal.SIGSTOP)
+    assert "".join(pieces) == expected
+    after = children(serving)
+    assert [name for name in before if before[name] == after[name]] == ["gateway"]
+
+
+def test_a_hung_gateway_is_replaced(serving):
+    """Who asks while it hangs is answered by the next one: the launcher holds the socket."""
+    expected, hung = answer(serving), children(serving)["gateway"]
+    os.kill(hung, signal.SIGSTOP)
+    wait_until(lambda: not is_alive(hung))
+    assert answer(serving) == expected
 
 
 def test_no_service_outlives_a_killed_launcher(serving):

@@ -4,12 +4,14 @@ import asyncio
 import json
 import sys
 
-from pagefleet_launcher.supervisor import Child, Interrupts, Supervisor
+from pagefleet_launcher.child import Service
+from pagefleet_launcher.interrupts import Interrupts
+from pagefleet_launcher.supervisor import Supervisor
 
 
 async def run(stages, drain_timeout):
-    supervisor = Supervisor([[Child(*child) for child in stage] for stage in stages], drain_timeout)
-    return await supervisor.run(Interrupts())
+    services = [[Service(**service) for service in stage] for stage in stages]
+    return await Supervisor(services, drain_timeout).run(Interrupts())
 
 
 if __name__ == "__main__":

@@ -40,9 +40,15 @@ class Cell:
         arguments = [name, str(self.events_file), behaviour]
         return [sys.executable, "-S", str(HERE / "stand_in.py"), *arguments]
 
-    def start(self, *stages, drain_timeout=10.0):
-        """Supervise `stages`, each a dict of names and behaviours; wait until all have started."""
-        told = [[[n, self.command(n, b)] for n, b in stage.items()] for stage in stages]
+    def start(self, *stages, drain_timeout=10.0, **options):
+        """Supervise `stages`, each a dict of names and behaviours; wait until all have started.
+
+        `options` are of every `Service`.
+        """
+        told = [
+            [{"name": n, "command": self.command(n, b), **options} for n, b in stage.items()]
+            for stage in stages
+        ]
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "cell.py"), json.dumps(told), str(drain_timeout)],
             stderr=subprocess.PIPE,

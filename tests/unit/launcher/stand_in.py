@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 
 def main(name, events, behaviour):
@@ -22,9 +23,13 @@ def main(name, events, behaviour):
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, end)
-    if behaviour == "refuse":
-        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(2))
+    # SIGUSR1 makes it say nothing any more, or end as one whose settings are wrong.
+    hang = (lambda *_: sys.exit(2)) if behaviour == "refuse" else (lambda *_: signal.pause())
+    signal.signal(signal.SIGUSR1, hang)
+    repeated = f"{name} started" in Path(events).read_text()
     note("started")
+    if repeated and behaviour.startswith("once:"):
+        sys.exit(int(behaviour.removeprefix("once:")))
     if behaviour == "crash":
         sys.exit(3)
     if behaviour == "talk":
@@ -39,8 +44,19 @@ def main(name, events, behaviour):
                 connection, _ = listener.accept()
                 connection.sendall(str(os.getpid()).encode())
                 connection.close()
+    if behaviour != "silent":
+        beat()
     while True:
         signal.pause()
+
+
+def beat():
+    """Say that it lives and is ready, for ever."""
+    supervisor = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    supervisor.connect(os.environ["NOTIFY_SOCKET"].replace("@", "\0"))
+    while True:
+        supervisor.send(b"READY=1\nWATCHDOG=1")
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pagefleet_launcher.supervisor import Child, next_pause
+from pagefleet_launcher.child import Child, Service, next_pause
 from tests.unit.launcher.conftest import is_alive, wait_until
 
 ENDING = "      serve | ending, once open streams have ended; Ctrl-C ends it at once\n"
@@ -45,7 +45,7 @@ def test_a_killed_child_is_started_again_and_the_others_live_on(cell):
     assert "worker was killed by SIGKILL; it starts again in 0.2 s" in errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_drains_the_last_stage_first(cell, number):
     cell.start(
         {"scheduler": "serve"}, {"worker-0": "serve", "worker-1": "serve"}, {"gateway": "serve"}
@@ -159,7 +159,7 @@ def test_connections_wait_while_the_child_that_answers_them_starts_again(cell):
 
     async def scenario(listener):
         fd = listener.fileno()
-        child = Child("gateway", cell.command("gateway", f"listen:{fd}"), fds=[fd])
+        child = Child(Service("gateway", cell.command("gateway", f"listen:{fd}"), fds=[fd]))
         living = asyncio.create_task(child.keep_alive())
         first = await asyncio.to_thread(ask, listener.getsockname())
         os.kill(first, signal.SIGKILL)

@@ -1,0 +1,47 @@
+"""The signals that the launcher takes.
+
+SIGINT and SIGTERM drain; a SIGINT during the drain (a second Ctrl-C) kills at once. A second
+SIGTERM does not, because timeout(1) and others send it to a process and to its group. SIGHUP
+replaces all processes, as it does with most servers; but the one that comes because the terminal
+was closed drains, or under nohup(1) does nothing.
+"""
+
+import asyncio
+import os
+import signal
+
+
+class Interrupts:
+    """Events: `restart` is set by SIGHUP, `drain` asks for an end, `kill` for one at once."""
+
+    def __init__(self) -> None:
+        self.restart = asyncio.Event()
+        self.drain = asyncio.Event()
+        self.kill = asyncio.Event()
+        self._nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        self._terminal = has_terminal()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._end, number)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self.drain.is_set() and number == signal.SIGINT:
+            self.kill.set()
+        self.drain.set()
+
+    def _hang_up(self) -> None:
+        had, self._terminal = self._terminal, has_terminal()
+        if had == self._terminal:
+            self.restart.set()
+        elif not self._nohup:
+            self.drain.set()
+
+
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal, which it has not once that is closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
