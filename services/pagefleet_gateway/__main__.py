@@ -22,7 +22,7 @@ from pagefleet.transport import EndpointError, check_endpoint
 from pagefleet_gateway.app import build_app, build_gateway
 from pagefleet_gateway.gateway import DRAINING, Gateway
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.protocol import HEADER_BYTES, IDLE_SECONDS, GuardedProtocol
+from pagefleet_gateway.protocol import CLOSE, HEADER_BYTES, IDLE_SECONDS, GuardedProtocol
 from pagefleet_gateway.template import ChatTemplateError
 from pagefleet_gateway.tenants import KeyFileError
 from pagefleet_gateway.vocabulary import VocabularyError
@@ -111,11 +111,11 @@ class Server(uvicorn.Server):
     async def _hand_over(self) -> None:
         for server in self.servers:
             server.close()
-        self.server_state.default_headers.append((b"connection", b"close"))
-        while self.server_state.connections and not self._gateway.draining:
-            for connection in self.server_state.connections:
-                if isinstance(connection, GuardedProtocol):
-                    connection.end_with_answer()
+        for connection in self.server_state.connections:
+            if isinstance(connection, GuardedProtocol):
+                connection.end_with_answer()
+        self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
+        while self.server_state.connections and not self._gateway.draining:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _leave(self) -> None:

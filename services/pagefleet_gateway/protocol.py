@@ -21,6 +21,9 @@ IDLE_SECONDS: Final = 10
 STUCK_SECONDS: Final = 60.0
 HEADER_BYTES: Final = 64 * 1024
 
+CLOSE: Final = (b"connection", b"close")
+"""The header of an answer with which its connection ends."""
+
 
 class GuardedProtocol(H11Protocol):
     """One connection. A subclass sets the limits."""
@@ -55,9 +58,12 @@ class GuardedProtocol(H11Protocol):
         self.resume_writing()
 
     def end_with_answer(self) -> None:
-        """Keep the connection no longer than for the answer that is under way, if one is."""
-        if self.cycle is not None:
-            self.cycle.keep_alive = False
+        """Close the connection after the next answer that begins, and say so in its header.
+
+        A client that is not told would ask again just when the connection is closed.
+        """
+        if self.conn.our_state is h11.SEND_RESPONSE:
+            self.cycle.default_headers = [*self.cycle.default_headers, CLOSE]
 
     def pause_writing(self) -> None:
         """The client does not take what was sent."""
@@ -105,9 +111,7 @@ class GuardedProtocol(H11Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         events: list[Any] = [
-            h11.Response(
-                status_code=error.status, headers=[*error.headers, (b"connection", b"close")]
-            ),
+            h11.Response(status_code=error.status, headers=[*error.headers, CLOSE]),
             h11.Data(data=error.body),
             h11.EndOfMessage(),
         ]

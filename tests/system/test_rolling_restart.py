@@ -1,0 +1,115 @@
+"""SIGHUP replaces every process of `pagefleet serve` under load, and no client sees it."""
+
+import asyncio
+import json
+import random
+import signal
+import time
+
+import httpx
+import pytest
+
+from benchmarks.drill.processes import children
+from benchmarks.drill.questions import Questioner
+from benchmarks.drill.streams import EXACT, ask
+from benchmarks.loadgen.recording import Server
+from pagefleet_worker.prepare import prepare
+from tests.system.serving import pagefleet_serve
+from tests.unit.launcher.conftest import wait_until
+
+CLIENTS = 12
+REPLACED = "serve | all processes are replaced"
+
+
+@pytest.fixture
+def questions(tmp_path):
+    seed = random.randrange(2**32)
+    print("questions of seed", seed)
+    return Questioner(prepare("echo", tmp_path / "cache"), seed)
+
+
+def serving(folder, *options):
+    echo = ["--model=echo", "--engine=echo", "--step-seconds=0.01", "--check"]
+    return pagefleet_serve(folder, *echo, *options, XDG_CACHE_HOME=str(folder / "cache"))
+
+
+async def new_connections(server, questions, done, answers):
+    """A client that asks again and again, over a new connection each time."""
+    while not done.is_set():
+        answers.append(await ask(server, questions.any(100, 100)))
+
+
+async def kept_connection(url, questions, done, answers):
+    """A client that asks again and again over a connection that it keeps while it may."""
+    async with httpx.AsyncClient(timeout=60) as client:
+        while not done.is_set():
+            question = questions.ask("greedy", 20, 10, stream=False)
+            response = await client.post(f"{url}/v1/completions", content=question.body)
+            tokens = response.json()["choices"][0]["token_ids"]
+            answers.append((response.status_code, tokens == question.expected[0]))
+
+
+async def load_while_replaced(serving, questions, restarts):
+    """The answers of all clients while all processes are replaced so often."""
+    done, answers, kept = asyncio.Event(), [], []
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CLIENTS):
+            server = Server.at(serving.url)
+            group.create_task(new_connections(server, questions, done, answers))
+            group.create_task(kept_connection(serving.url, questions, done, kept))
+        for count in range(1, restarts + 1):
+            serving.process.send_signal(signal.SIGHUP)
+            await asyncio.to_thread(
+                wait_until, lambda n=count: serving.log.read_text().count(REPLACED) == n, 120
+            )
+        done.set()
+    return answers, kept
+
+
+@pytest.mark.parametrize(("workers", "gateways"), [(1, 1), (2, 2)])
+def test_no_client_notices(tmp_path, questions, workers, gateways):
+    with serving(tmp_path, f"--workers={workers}", f"--gateways={gateways}") as cell:
+        before = children(cell.process.pid)
+        answers, kept = asyncio.run(load_while_replaced(cell, questions, restarts=1))
+        after = children(cell.process.pid)
+        assert len(before) == len(after) == 1 + workers + gateways
+        assert not before.keys() & after.keys()
+    gaps = sorted(answer.longest_gap for answer in answers)
+    print(f"{len(answers)} + {len(kept)} answers, the longest gap {gaps[-1]:.2f} s")
+    assert len(answers) > CLIENTS
+    assert len(kept) > CLIENTS
+    assert [(a.question.form, a.verdict, a.error) for a in answers if a.verdict != EXACT] == []
+    assert [each for each in kept if each != (200, True)] == []
+
+
+def test_a_stream_that_takes_too_long_goes_on_at_the_successor(tmp_path, questions):
+    """The old gateway waits for `--shutdown-timeout`, then ends it with an error of its own."""
+    question = questions.ask("seeded", 20, 600)
+    with serving(tmp_path, "--shutdown-timeout=1") as cell:
+        tokens, last_id, error = read(cell, question, at=(20, cell.process))
+        assert error["code"] == "overloaded"
+        assert 20 < len(tokens) < question.max_tokens
+        rest, _, error = read(cell, question, last_id)
+        assert error is None
+    assert tokens + rest == question.expected[0]
+
+
+def read(cell, question, last_id=None, at=(0, None)):
+    """Tokens of a stream, its last id and its error; SIGHUP for a process `at` so many tokens."""
+    tokens, error = [], None
+    headers = {"Last-Event-ID": last_id} if last_id else {}
+    url = f"{cell.url}/v1/completions"
+    with httpx.stream("POST", url, content=question.body, headers=headers, timeout=60) as response:
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            name, _, content = line.partition(": ")
+            if name == "id":
+                last_id = content
+            elif name == "data" and content != "[DONE]":
+                event = json.loads(content)
+                error = event.get("error", error)
+                for choice in event.get("choices", ()):
+                    tokens += choice["token_ids"]
+                    if len(tokens) == at[0]:
+                        at[1].send_signal(signal.SIGHUP)
+    return tokens, last_id, error
