@@ -12,12 +12,13 @@ at once. Where no special token was typed, the ids are those of the rendered tex
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import tokenizers
 from tokenizers import AddedToken
 
-from pagefleet_gateway.template import ChatTemplate
+from pagefleet_gateway.isolated_template import IsolatedTemplate
+from pagefleet_gateway.template import TemplateSource
 from pagefleet_gateway.tokenizer import PromptError, Tokenizer
 
 # Noncharacters, which Unicode reserves for use inside a program (chapter 23.7).
@@ -27,10 +28,18 @@ _END = "\ufdd2"
 _PLANE_16 = range(0x10FFFD, 0x0FFFFF, -1)
 
 
+class Template(Protocol):
+    """Renders conversations."""
+
+    def render(self, conversation: Mapping[str, Any]) -> str:
+        """See `template.ChatTemplate`."""
+        ...
+
+
 class ChatPrompts:
     """Encodes conversations with one model's tokenizer and template."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: Template) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._specials = _SpecialTokens(tokenizer.backend.get_added_tokens_decoder())
@@ -39,8 +48,8 @@ class ChatPrompts:
     @classmethod
     def load(cls, folder: Path, tokenizer: Tokenizer) -> "ChatPrompts | None":
         """Those of the prepared folder; None for a model without a chat template."""
-        template = ChatTemplate.load(folder)
-        return None if template is None else cls(tokenizer, template)
+        source = TemplateSource.load(folder)
+        return None if source is None else cls(tokenizer, IsolatedTemplate(source))
 
     def encode(
         self, conversation: Mapping[str, Any], continue_final_message: bool = False

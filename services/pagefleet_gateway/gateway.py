@@ -17,7 +17,8 @@ KEEP_ALIVE_SECONDS: Final = 10.0
 
 DRAINING: Final = "This server is shutting down."
 
-_THREADS: Final = 4
+_THREADS: Final = 32
+"""Most of them wait for a helper process, and cost nothing meanwhile."""
 
 
 @dataclass

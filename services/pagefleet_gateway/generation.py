@@ -20,6 +20,7 @@ from pagefleet.params import MAX_CHOICES, SamplingParams
 from pagefleet.wire import ChoiceState, Submit, pack_ints
 from pagefleet_gateway.beams import beams_of
 from pagefleet_gateway.errors import bad_request, http_error
+from pagefleet_gateway.grammars import Structure
 from pagefleet_gateway.message import MessageForm
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.parsing import parse
@@ -34,7 +35,7 @@ from pagefleet_gateway.prompts import (
 from pagefleet_gateway.reasoning import THINKS_AT_ONCE
 from pagefleet_gateway.resume import Had, Ticket
 from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody
-from pagefleet_gateway.structured import Structure, structure_of
+from pagefleet_gateway.structured import structure_of
 from pagefleet_gateway.tenants import EVERYBODY, Tenant, prefix_salt
 from pagefleet_gateway.tools import ToolUse, tool_use
 
@@ -155,7 +156,7 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
         max_tokens=max_tokens,
         logprobs=0 if body.logprobs is None and best_of > n else body.logprobs,
         prompt_logprobs=_either(body.logprobs if body.echo else None, body.prompt_logprobs, -1),
-        structure=_structure(body),
+        structure=_structure(body, model),
     )
     return Generation(
         kind="completion",
@@ -193,7 +194,7 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
     fitting = limits.max_model_len - len(prompts[0])
     max_tokens = _room(prompts, "messages", asked, field, fitting, limits)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    structure = _structure(body, tools.structure)
+    structure = _structure(body, model, tools.structure)
     params = _params(
         body,
         model,
@@ -311,7 +312,7 @@ def _check_shared(body: GenerationBody, model: ServedModel, limits: Limits) -> N
 
 def _tools(body: ChatBody, model: ServedModel) -> ToolUse:
     parallel = body.parallel_tool_calls is not False
-    return tool_use(body.tools, body.tool_choice, parallel, model.tool_call_parser)
+    return tool_use(body.tools, body.tool_choice, parallel, model.tool_call_parser, model.grammars)
 
 
 def _message(tools: ToolUse, model: ServedModel, guided: bool) -> MessageForm | None:
@@ -324,9 +325,11 @@ def _message(tools: ToolUse, model: ServedModel, guided: bool) -> MessageForm | 
     return MessageForm(thinks, tools.script, tools.parallel)
 
 
-def _structure(body: GenerationBody, call: Structure | None = None) -> Structure | None:
+def _structure(
+    body: GenerationBody, model: ServedModel, call: Structure | None = None
+) -> Structure | None:
     """What the answer must read like, or its calls; what contradicts that is refused."""
-    structure = structure_of(body.response_format, body.structured_outputs)
+    structure = structure_of(body.response_format, body.structured_outputs, model.grammars)
     if structure is not None and call is not None:
         raise bad_request(f"{structure.field} leaves no room for a call.", "tool_choice")
     structure = structure or call

@@ -9,6 +9,7 @@ from typing import Any, Self
 from pagefleet.manifest import Manifest
 from pagefleet_gateway.chat_prompt import ChatPrompts
 from pagefleet_gateway.errors import unknown_model
+from pagefleet_gateway.grammars import Grammars
 from pagefleet_gateway.tokenizer import PromptError, Tokenizer
 from pagefleet_gateway.vocabulary import Vocabulary
 
@@ -24,6 +25,8 @@ class ServedModel:
     tokenizer: Tokenizer
     chat_prompts: ChatPrompts | None
     """None for a model without a chat template."""
+    grammars: Grammars
+    """Compiles what answers must read like."""
     tool_call_parser: str | None = None
     """How it writes calls of tools, by a name of `tool_parsers.PARSERS`."""
     reasoning_parser: str | None = None
@@ -51,6 +54,7 @@ class ServedModel:
             manifest,
             tokenizer,
             ChatPrompts.load(folder, tokenizer),
+            Grammars(),
             tool_call_parser,
             reasoning_parser,
         )

@@ -1,17 +1,21 @@
 """A model's own chat template, rendered in jinja2's sandbox with what transformers gives it.
 
+A template is a program that comes with a model: gateways render it in a helper process
+(`isolated_template`).
+
 The names that templates expect (`raise_exception`, `strftime_now`, `tojson` without HTML escapes,
 the `generation` block, loop controls, trimmed blocks) are transformers' documented conventions
 ("Chat templates: advanced usage").
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node, Scope
 from jinja2.parser import Parser
@@ -34,6 +38,50 @@ class ChatTemplateError(ValueError):
     """A template that is malformed, or that refuses a conversation."""
 
 
+class TemplateSource(msgspec.Struct, frozen=True, array_like=True):
+    """A template, and the special tokens (name -> text) that are among its variables."""
+
+    text: str
+    special_tokens: dict[str, str]
+
+    @classmethod
+    def load(cls, folder: Path) -> "TemplateSource | None":
+        """That of a prepared folder; None for a model that has none."""
+        try:
+            text = (folder / CHAT_TEMPLATE_FILE).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        manifest = Manifest.load(folder)
+        named = {"bos_token": manifest.bos_token, "eos_token": manifest.eos_token}
+        return cls(text, {name: token for name, token in named.items() if token is not None})
+
+
+class Rendered(msgspec.Struct, frozen=True, array_like=True):
+    """What a helper makes of a conversation."""
+
+    text: str
+    refusal: str | None = None
+
+
+def begin(content: bytes) -> Callable[[bytes], bytes]:
+    """A helper's work (`helper`): jobs are conversations, results are `Rendered`.
+
+    Raises:
+        ChatTemplateError: the `TemplateSource` is malformed.
+    """
+    source = msgspec.msgpack.decode(content, type=TemplateSource)
+    template = ChatTemplate(source.text, source.special_tokens)
+
+    def work(job: bytes) -> bytes:
+        try:
+            rendered = Rendered(template.render(msgspec.msgpack.decode(job)))
+        except ChatTemplateError as error:
+            rendered = Rendered("", str(error))
+        return msgspec.msgpack.encode(rendered)
+
+    return work
+
+
 class ChatTemplate:
     """`source` compiled; `special_tokens` (name -> text) are among its variables."""
 
@@ -44,18 +92,9 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"The chat template is malformed in line {error.lineno}: {error.message}"
             ) from error
+        except RecursionError as error:
+            raise ChatTemplateError("The chat template is nested too deeply.") from error
         self._special_tokens = dict(special_tokens)
-
-    @classmethod
-    def load(cls, folder: Path) -> "ChatTemplate | None":
-        """The template in the prepared folder; None for a model that has none."""
-        try:
-            source = (folder / CHAT_TEMPLATE_FILE).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        manifest = Manifest.load(folder)
-        named = {"bos_token": manifest.bos_token, "eos_token": manifest.eos_token}
-        return cls(source, {name: token for name, token in named.items() if token is not None})
 
     def render(self, conversation: Mapping[str, Any]) -> str:
         """The prompt of a conversation: `messages`, `tools`, `add_generation_prompt` and the like.

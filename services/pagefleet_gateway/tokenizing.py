@@ -19,7 +19,7 @@ from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.parsing import parse
 from pagefleet_gateway.prompts import chat_prompt, check_vocabulary, encode
 from pagefleet_gateway.schema import ChatBody, ChatMessage, TokenId
-from pagefleet_gateway.tools import Tools, tool_use
+from pagefleet_gateway.tools import Tools, shown_tools
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -120,7 +120,7 @@ def _text_tokens(body: TokenizeBody, model: ServedModel) -> list[int]:
 
 
 def _chat_tokens(body: TokenizeBody, model: ServedModel) -> list[int]:
-    shown = tool_use(body.tools, "required", True, None).shown if body.tools else None
+    shown = shown_tools(body.tools) if body.tools else None
     return chat_prompt(
         ChatBody(
             messages=body.messages or [],

@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from pagefleet_gateway.errors import bad_request
-from pagefleet_gateway.structured import Schema, Structure, checked, json_structure, spaced
+from pagefleet_gateway.grammar_job import Source
+from pagefleet_gateway.grammars import Grammars, Schema, Structure, spaced
 from pagefleet_gateway.tool_parsers import (
     PARSERS,
     SPECIAL_MARKERS,
@@ -101,7 +102,11 @@ class ToolUse:
 
 
 def tool_use(
-    tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool, parser: str | None
+    tools: Sequence[Tool] | None,
+    choice: ToolChoice | None,
+    parallel: bool,
+    parser: str | None,
+    grammars: Grammars,
 ) -> ToolUse:
     """Decide what these fields ask for, with the parser of the model's family if there is one.
 
@@ -114,17 +119,16 @@ def tool_use(
         return ToolUse()
     if choice == "none":
         return ToolUse()
+    shown = shown_tools(tools)
     named = {tool.function.name: _schema(tool) for tool in tools}
-    if len(named) < len(tools):
-        raise bad_request("tools holds two functions of the same name.", "tools")
-    shown = [{"type": "function", "function": msgspec.to_builtins(t.function)} for t in tools]
     if choice == "required":
-        return ToolUse(shown, required, _calls(named, parallel), parallel=parallel)
+        structure = _calls(named, parallel, grammars)
+        return ToolUse(shown, required, structure, parallel=parallel)
     if isinstance(choice, NamedTool):
         name = choice.function.name
         if name not in named:
             raise bad_request(f"tool_choice names {name!r}, which is not in tools.", "tool_choice")
-        structure = json_structure(named[name], f"tools.{name}.parameters")
+        structure = grammars.json(named[name], f"tools.{name}.parameters")
         return ToolUse(shown, only(name), structure)
     if parser is None:
         raise bad_request(
@@ -133,6 +137,17 @@ def tool_use(
             "tool_choice",
         )
     return ToolUse(shown, PARSERS[parser], None, parser in SPECIAL_MARKERS, parallel)
+
+
+def shown_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools for the template.
+
+    Raises:
+        ApiError: 400 that names `tools`; two have the same name.
+    """
+    if len({tool.function.name for tool in tools}) < len(tools):
+        raise bad_request("tools holds two functions of the same name.", "tools")
+    return [{"type": "function", "function": msgspec.to_builtins(t.function)} for t in tools]
 
 
 def call_id(generation: str, choice: int, number: int) -> str:
@@ -168,7 +183,7 @@ def _schema(tool: Tool) -> Schema:
     return {"type": "object", **(tool.function.parameters or {"properties": {}})}
 
 
-def _calls(named: dict[str, Schema], parallel: bool) -> Structure:
+def _calls(named: dict[str, Schema], parallel: bool, grammars: Grammars) -> Structure:
     """A list of calls, each under the schema of its tool; references are the schema's own."""
     more = f' (", " call){{0,{MAX_CALLS - 1}}}' if parallel else ""
     rules = [f'start: "[" call{more} "]"']
@@ -177,4 +192,4 @@ def _calls(named: dict[str, Schema], parallel: bool) -> Structure:
         begin = json.dumps(f'{{"name": "{name}", "parameters": ')
         rules.append(f'call_{number}: {begin} arguments_{number} "}}"')
         rules.append(f"arguments_{number}: %json {json.dumps(spaced(schema))}")
-    return checked("\n".join(rules), "tools")
+    return grammars.structure(Source("llguidance", "\n".join(rules)), "tools")

@@ -10,7 +10,6 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from pagefleet.params import MAX_GRAMMAR_CHARACTERS
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.generation import Generation, Limits, understand_chat, understand_completion
-from pagefleet_gateway.structured import json_structure
 from tests.byte_grammars import Bytes, byte_grammars
 from tests.schemas import random_schema
 from tests.unit.gateway.served import echo_model
@@ -157,5 +156,5 @@ def test_workers_follow_what_the_gateway_takes() -> None:
     print("seed", seed)
     grammars = byte_grammars(300, (256,))
     for _ in range(50):
-        structure = json_structure(random_schema(draw), "response_format")
+        structure = echo_model().grammars.json(random_schema(draw), "response_format")
         grammars.begin(structure.guide(ignore_eos=False))

@@ -1,0 +1,158 @@
+"""Work that takes too much is ended, and nobody else's with it."""
+
+import threading
+import time
+
+import msgspec
+import pytest
+
+from pagefleet_gateway.errors import ApiError
+from pagefleet_gateway.grammar_job import Source
+from pagefleet_gateway.grammars import Grammars
+from pagefleet_gateway.helper import Limits
+from pagefleet_gateway.helpers import Helper, HelperPool, LimitError
+from pagefleet_gateway.isolated_template import IsolatedTemplate
+from pagefleet_gateway.template import ChatTemplate, ChatTemplateError, Rendered, TemplateSource
+
+LIMITS = Limits(cpu_seconds=0.3, seconds=20.0, memory=64 << 20)
+USER = {"messages": [{"role": "user", "content": "hello"}]}
+TURNS = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+COUNTS = "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}done"
+REPEATS = "{{ (messages[0].content * n) | length }}"
+
+
+def template(source: str, limits: Limits = LIMITS) -> IsolatedTemplate:
+    return IsolatedTemplate(TemplateSource(source, {"bos_token": "<s>"}), limits)
+
+
+def content(source: str) -> bytes:
+    return msgspec.msgpack.encode(TemplateSource(source, {}))
+
+
+def test_what_is_rendered_elsewhere_is_the_same() -> None:
+    source = "{{ bos_token }}" + TURNS
+    here = ChatTemplate(source, {"bos_token": "<s>"}).render(USER)
+    assert template(source).render(USER) == here == "<s>user: hello\n"
+
+
+def test_a_template_refuses_in_its_own_words() -> None:
+    refusing = template("{{ raise_exception('Roles must alternate') }}")
+    for _ in range(2):
+        with pytest.raises(ChatTemplateError, match="Roles must alternate"):
+            refusing.render(USER)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("a\n{% for %}", "malformed in line 2"),
+        ("{{" + 10_000 * "(" + "1" + 10_000 * ")" + "}}", "nested too deeply"),
+    ],
+)
+def test_a_malformed_template_is_refused_at_the_start(source: str, reason: str) -> None:
+    with pytest.raises(ChatTemplateError, match=reason):
+        template(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "n", "reason"),
+    [
+        (COUNTS, 50_000, "0.3 seconds of processor time"),
+        (REPEATS, 10**9, "64 MiB of memory"),
+    ],
+)
+def test_a_template_that_takes_too_much_is_one_error(source: str, n: int, reason: str) -> None:
+    limited = template(source)
+    for _ in range(2):
+        with pytest.raises(ChatTemplateError, match=reason):
+            limited.render(USER | {"n": n})
+        assert limited.render(USER | {"n": 2}) in ("done", "10")
+
+
+def test_the_clock_limits_what_does_not_compute() -> None:
+    helper = Helper("template", content(COUNTS), Limits(60.0, 0.2, 64 << 20))
+    job = msgspec.msgpack.encode({"n": 50_000})
+    with pytest.raises(LimitError, match=r"more than 0.2 seconds$"):
+        helper.run(job)
+    assert not helper.alive
+
+
+def test_one_that_died_idle_is_replaced() -> None:
+    pool = HelperPool("template", content("{{ n }}"), LIMITS, 1)
+    for number in range(2):
+        result = pool.run(msgspec.msgpack.encode({"n": number}))
+        assert msgspec.msgpack.decode(result, type=Rendered).text == str(number)
+        helper = pool._idle.get()
+        helper.end()
+        pool._idle.put(helper)
+
+
+def test_a_helper_ends_with_its_parent() -> None:
+    helper = Helper("template", content("{{ n }}"), LIMITS)
+    helper.await_ready()
+    helper._pipe.close()
+    assert helper._process.wait(timeout=20) == 0
+
+
+def test_others_go_on_while_one_computes() -> None:
+    pool = HelperPool("template", content(COUNTS), Limits(1.5, 20.0, 64 << 20), 2)
+    small = msgspec.msgpack.encode({"n": 1})
+    pool.run(small)
+    pool.run(small)
+    results: list[object] = []
+
+    def compute() -> None:
+        try:
+            pool.run(msgspec.msgpack.encode({"n": 50_000}))
+        except LimitError as error:
+            results.append(str(error))
+
+    slow = threading.Thread(target=compute)
+    slow.start()
+    began = time.monotonic()
+    for _ in range(20):
+        pool.run(small)
+    assert not results
+    assert time.monotonic() - began < 1.5
+    slow.join()
+    assert results == ["it takes more than 1.5 seconds of processor time"]
+
+
+def test_whoever_finds_none_free_is_told_to_come_again() -> None:
+    pool = HelperPool("template", content(COUNTS), Limits(9.0, 0.3, 64 << 20), 1)
+    pool.await_ready()
+    job = msgspec.msgpack.encode({"n": 50_000})
+    caught: list[BaseException] = []
+
+    def compute() -> None:
+        try:
+            pool.run(job)
+        except (LimitError, ApiError) as error:
+            caught.append(error)
+
+    threads = [threading.Thread(target=compute) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused = [error for error in caught if isinstance(error, ApiError)]
+    assert len(caught) == 3
+    assert refused
+    assert all(error.status == 503 and error.retry_after for error in refused)
+
+
+def test_a_grammar_that_takes_too_much_names_its_field() -> None:
+    grammars = Grammars(LIMITS)
+    parts = " & ".join(f"/(.*[a-z]{{{length}}})*/" for length in range(2, 14))
+    endless = Source("grammar", f"start: TEXT\nTEXT: {parts}\n")
+    with pytest.raises(ApiError, match=r"processor time|memory") as caught:
+        grammars.structure(endless, "structured_outputs.grammar")
+    assert (caught.value.status, caught.value.param) == (400, "structured_outputs")
+    assert grammars.structure(Source("regex", "a+"), "structured_outputs.regex").grammar
+
+
+def test_a_grammar_is_compiled_once() -> None:
+    grammars = Grammars(LIMITS)
+    first = grammars.structure(Source("regex", "a+"), "structured_outputs.regex")
+    grammars._helpers = HelperPool("template", content(""), LIMITS, 1)
+    assert grammars.structure(Source("regex", "a+"), "structured_outputs.regex") == first
