@@ -144,3 +144,5 @@ def from_rejection(rejection: Rejected) -> ApiError:
             return unavailable(rejection.text, "no_worker")
         case Reason.FAILED:
             return ApiError(500, rejection.text, type="server_error", code="request_failed")
+        case Reason.MOVED:
+            return http_error(409, rejection.text, "stream_moved")

@@ -33,7 +33,7 @@ from pagefleet_gateway.prompts import (
     truncated,
 )
 from pagefleet_gateway.reasoning import THINKS_AT_ONCE
-from pagefleet_gateway.resume import Had, Ticket
+from pagefleet_gateway.resume import Had, Ticket, request_id
 from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody
 from pagefleet_gateway.structured import structure_of
 from pagefleet_gateway.tenants import EVERYBODY, Tenant, prefix_salt
@@ -69,6 +69,8 @@ class Generation:
     kind: Literal["completion", "chat"]
     id: str
     """As the client sees it."""
+    run: str
+    """Tells this run of the request from all others: see `resume.request_id`."""
     model: str
     body: GenerationBody
     prompts: list[list[int]]
@@ -158,13 +160,15 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
         prompt_logprobs=_either(body.logprobs if body.echo else None, body.prompt_logprobs, -1),
         structure=_structure(body, model),
     )
+    run = uuid4().hex
     return Generation(
         kind="completion",
         id="cmpl-" + _name(body, limits),
+        run=run,
         model=model.name,
         body=body,
         prompts=prompts,
-        submits=_submits(body, prompts, params, best_of, limits),
+        submits=_submits(run, body, prompts, params, best_of, limits),
         n=n,
         best_of=best_of,
         logprobs=body.logprobs,
@@ -203,13 +207,15 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
         prompt_logprobs=_either(body.prompt_logprobs, -1),
         structure=structure,
     )
+    run = uuid4().hex
     return Generation(
         kind="chat",
         id="chatcmpl-" + _name(body, limits),
+        run=run,
         model=model.name,
         body=body,
         prompts=prompts,
-        submits=_submits(body, prompts, params, n, limits),
+        submits=_submits(run, body, prompts, params, n, limits),
         n=n,
         best_of=n,
         logprobs=logprobs,
@@ -220,12 +226,23 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
     )
 
 
-def resumed(generation: Generation, ticket: Ticket, had: Mapping[int, Had]) -> Generation:
+def ticket_of(generation: Generation, model: ServedModel, tenant: bytes) -> Ticket:
+    """What makes a stream again, besides its body."""
+    seed, fingerprint = generation.params.seed, model.manifest.fingerprint
+    return Ticket(generation.id, generation.run, seed, fingerprint, tenant)
+
+
+def resumed(
+    generation: Generation, model: ServedModel, ticket: Ticket, had: Mapping[int, Had]
+) -> Generation:
     """The same generation as the one that gave the ticket, for a client that has some of it.
 
     Raises:
-        ApiError: 410, it has other choices.
+        ApiError: 410, another model wrote it, or it has other choices.
     """
+    if ticket.model != model.manifest.fingerprint:
+        text = "This stream cannot be resumed: another model wrote it."
+        raise http_error(410, text, "gone")
     if had.keys() != {choice.index for each in generation.submits for choice in each.choices}:
         raise http_error(410, "This stream cannot be resumed: it had other choices.", "gone")
     params = structs.replace(generation.params, seed=ticket.seed)
@@ -237,8 +254,9 @@ def resumed(generation: Generation, ticket: Ticket, had: Mapping[int, Had]) -> G
                 ChoiceState(choice.index, finished=had[choice.index].finished)
                 for choice in submit.choices
             ],
+            continues=request_id(ticket.run, number),
         )
-        for submit in generation.submits
+        for number, submit in enumerate(generation.submits)
     ]
     return replace(generation, id=ticket.answer, submits=submits, had=had)
 
@@ -273,6 +291,7 @@ def _room(
 
 
 def _submits(
+    run: str,
     body: GenerationBody,
     prompts: list[list[int]],
     params: SamplingParams,
@@ -283,7 +302,7 @@ def _submits(
     salt = prefix_salt(tenant.digest, body.cache_salt)
     return [
         Submit(
-            request=uuid4().hex,
+            request=request_id(run, number),
             attempt=0,
             prompt=pack_ints(tokens),
             params=params,

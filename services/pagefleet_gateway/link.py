@@ -18,6 +18,7 @@ are few, and each may be applied any number of times:
 - A choice gets no more than `Submit.window` tokens ahead of its client; `Credit` allows more as the
   client takes what came, and is said again with the beats until something follows from it.
 - Output of a choice that ended here is answered by another `Abort`, in case the first was lost.
+- A request whose client went to another gateway, and has its stream go on there, is over (`Moved`).
 
 Messages and calls go in with the time `now` (seconds of any monotonic clock); what comes out is
 `Reaction`: messages to send to the scheduler, and news for the requests' owners.
@@ -35,6 +36,7 @@ from pagefleet.wire import (
     GatewayBeat,
     GatewayBye,
     GatewayHello,
+    Moved,
     OpenRequest,
     Output,
     Outputs,
@@ -199,6 +201,8 @@ class SchedulerLink:
         if isinstance(message, Rejected):
             self._heard = now
             return self._rejected(message)
+        if isinstance(message, Moved):
+            return self._moved(message)
         if message.epoch in self._left_epochs:
             self.counters.void += 1
             return Reaction()
@@ -246,6 +250,14 @@ class SchedulerLink:
             return Reaction()
         del self._open[message.request]
         return Reaction(news=[message])
+
+    def _moved(self, message: Moved) -> Reaction:
+        submission = self._open.pop(message.request, None)
+        if submission is None:
+            self.counters.void += 1
+            return Reaction()
+        text = "This stream goes on at another connection."
+        return Reaction(news=[Rejected(message.request, submission.attempt, Reason.MOVED, text)])
 
     def _give_up(self, now: float) -> list[News]:
         late = [

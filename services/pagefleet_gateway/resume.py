@@ -5,8 +5,10 @@
 The ticket names the answer and its seed, and is signed together with the body and the tenant it was
 given for; whoever sends the same body with `Last-Event-ID` gets the rest of the very same stream.
 A position is the number of a choice's tokens behind the event, with a `!` where the choice has
-ended. The tokens are generated again with the same seed, which gives them again bit for bit, and
-what the reader has is passed over. Positions are not signed: a wrong one cheats nobody else.
+ended. The ticket also names the run that the stream came from. If the scheduler still has that, it
+sends it again from the first token; otherwise the tokens are generated again with the same seed,
+which gives them again bit for bit. What the reader has is passed over. Positions are not signed: a
+wrong one cheats nobody else.
 
 Gateways that are to take over from each other share a secret (`--resume-secret`).
 """
@@ -40,7 +42,11 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
 
     answer: str
     """The id that the client sees."""
+    run: str
+    """Names the requests that the stream came from: see `request_id`."""
     seed: int
+    model: str
+    """Fingerprint of the model that wrote it."""
     tenant: bytes
     """A digest; whose stream it is."""
 
@@ -49,6 +55,11 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
         content = msgspec.msgpack.encode(self)
         signed = content + _signature(secret, content, body)
         return urlsafe_b64encode(signed).rstrip(b"=").decode()
+
+
+def request_id(run: str, prompt: int) -> str:
+    """What the scheduler knows a prompt of a run by."""
+    return f"{run}-{prompt}"
 
 
 def event_id(ticket: str, had: Iterable[Had]) -> str:

@@ -22,12 +22,12 @@ from pagefleet_gateway.choice import Piece
 from pagefleet_gateway.client import Mailbox
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.gateway import Gateway
-from pagefleet_gateway.generation import Generation, Limits, resumed
+from pagefleet_gateway.generation import Generation, Limits, resumed, ticket_of
 from pagefleet_gateway.guard import PostRoute
 from pagefleet_gateway.metrics import RequestTimer
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.record import Record, record_of
-from pagefleet_gateway.resume import Ticket, read_event_id
+from pagefleet_gateway.resume import read_event_id
 from pagefleet_gateway.stream import KEEP_ALIVE, Renderer, failure
 
 _MAX_NAMES: Final = 16
@@ -87,8 +87,8 @@ class GenerationRoute(PostRoute):
         secret, whose = self._gateway.resume_secret, tenant.digest or b""
         if last_event_id is not None:
             name = last_event_id.decode("latin-1")
-            generation = resumed(generation, *read_event_id(name, secret, content, whose))
-        ticket = Ticket(generation.id, generation.params.seed, whose)
+            generation = resumed(generation, model, *read_event_id(name, secret, content, whose))
+        ticket = ticket_of(generation, model, whose)
         return Answer(generation, model), ticket.sign(secret, content)
 
 

@@ -6,8 +6,8 @@ All that has arrived is handled together and planned for once; an empty list of 
 of a clock (every 50 ms). The same object runs in production, in unit tests and in simulations.
 
 This file knows the peers: who is there, under which epoch, and for how long nothing was heard of
-them. `requests` knows what clients asked for, `placement` where each sequence is, a `planner` per
-worker what to compute next, `outbox` what to send.
+them. `admission` takes requests in, `requests` knows what clients asked for, `placement` where each
+sequence is, a `planner` per worker what to compute next, `outbox` what to send.
 
 What a sequence has is only its tokens. When its worker is lost it waits at its old place and is
 computed again, wherever. When a gateway misses something it says so in its beat and is sent it
@@ -16,7 +16,6 @@ again; when this scheduler is new, the gateways submit everything again with wha
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 from pagefleet.wire import (
     PROTOCOL,
@@ -28,10 +27,10 @@ from pagefleet.wire import (
     GatewayHello,
     Inspect,
     Join,
+    Moved,
     Pulse,
     Reason,
     Refused,
-    Rejected,
     Result,
     Submit,
     ToScheduler,
@@ -39,9 +38,9 @@ from pagefleet.wire import (
     WorkerBeat,
     WorkerBye,
     WorkerHello,
-    unpack_ints,
 )
 from pagefleet_scheduler import quarantine
+from pagefleet_scheduler.admission import Admission
 from pagefleet_scheduler.flights import ResultError, keep
 from pagefleet_scheduler.liveness import Worker
 from pagefleet_scheduler.outbox import Outbox, Send
@@ -94,22 +93,20 @@ class Scheduler:
         self.lookahead = lookahead
         self.caching = caching
         self.checking = check
-        self.max_queued = max_queued
         self.worker_wait = worker_wait
         self.drafts = drafts
         self.placement = Placement()
         self.outbox = Outbox(epoch)
         self.requests = Requests(self.placement, self.outbox)
+        self.admission = Admission(self.requests, self.placement, self.outbox, max_queued)
         self.dropped_results = 0
         self._gateways: dict[bytes, float] = {}
         """When each was last heard of."""
         self._workers: dict[bytes, Worker] = {}
         self._joined = 0
-        self._arrivals = 0
         self._progressed = 0.0
         self._had_worker = 0.0
         self._review_due = 0.0
-        self._deadlines: list[tuple[float, str]] = []
         self._inspections: list[tuple[bytes, Inspect]] = []
         self._now = 0.0
 
@@ -133,7 +130,7 @@ class Scheduler:
             else:
                 self._arrived(event.peer, event.message)
         self._watch()
-        self._end_late_requests()
+        self.admission.watch(now)
         self.placement.admit(now)
         self._order_steps()
         self._answer_inspections()
@@ -148,6 +145,7 @@ class Scheduler:
             AssertionError: one does not hold; that is a bug of ours.
         """
         self.placement.check(self.requests)
+        self.admission.check()
         for request in self.requests:
             assert request.sequences
             assert request.gateway in self._gateways
@@ -162,8 +160,7 @@ class Scheduler:
             case Submit():
                 self._submit(peer, message)
             case Abort():
-                if request := self._current(message):
-                    self.requests.abort(request, message.choices)
+                self._abort(message)
             case Credit():
                 if request := self._current(message):
                     self.requests.allow(request, message.limits)
@@ -188,7 +185,7 @@ class Scheduler:
             self._drop_worker(peer, crashed=True)
         if self._gateways.pop(peer, None) is not None:
             for request in self.requests.of(peer):
-                self.requests.forget(request)
+                self.admission.leave(request, self._now)
 
     # --- gateways -------------------------------------------------------------------------------
 
@@ -205,11 +202,14 @@ class Scheduler:
         listed = {line.request for line in beat.open}
         for left in self.requests.of(peer):
             if left.id not in listed:
-                self.requests.forget(left)
+                self.admission.leave(left, self._now)
         for line in beat.open:
             request = self.requests.get(line.request)
             if request is None or request.attempt != line.attempt:
-                unknown.append(line.request)
+                if self.admission.has_moved(line.request):
+                    self.outbox.send(peer, Moved(line.request))
+                else:
+                    unknown.append(line.request)
                 continue
             for choice, position in line.positions.items():
                 if sequence := request.sequences.get(choice) or request.finished.get(choice):
@@ -229,7 +229,7 @@ class Scheduler:
             workers=len(self._workers),
             running=self.placement.running,
             waiting=len(self.placement.waiting),
-            max_model_len=self._longest,
+            max_model_len=self.admission.longest,
             unknown=unknown,
             stalled=self.stalled,
             engines=[worker.stats() for worker in self._workers.values()],
@@ -252,65 +252,20 @@ class Scheduler:
             for sequence in request.sequences.values()
         )
 
-    @property
-    def _longest(self) -> int:
-        """Tokens of the longest sequence that some worker can hold."""
-        return max((planner.longest for planner in self.placement.planners), default=0)
-
     def _submit(self, peer: bytes, submit: Submit) -> None:
-        known = self.requests.get(submit.request)
-        if known is not None:
-            if known.attempt >= submit.attempt:
-                return
-            self.requests.forget(known)
-        if not submit.prompt or not submit.choices:
-            text, param = "The prompt has no tokens.", "prompt"
-            self.outbox.send(
-                peer, Rejected(submit.request, submit.attempt, Reason.INVALID, text, param)
-            )
-            return
         if not self.requests:
             self._progressed = self._now
         self._gateways[peer] = self._now
-        self._arrivals += 1
-        arrived = self._now - submit.age
-        goes_on = any(choice.tokens for choice in submit.choices)
-        request = Request(
-            id=submit.request,
-            attempt=submit.attempt,
-            gateway=peer,
-            prompt=unpack_ints(submit.prompt),
-            params=submit.params,
-            salt=submit.salt,
-            number=self._arrivals,
-            arrived=arrived,
-            priority=submit.priority,
-            tenant=submit.tenant,
-            weight=submit.weight,
-            began=arrived if goes_on else None,
-            window=submit.window,
-            deadline=None if submit.left is None else self._now + submit.left,
-        )
-        if request.deadline is not None:
-            heappush(self._deadlines, (request.deadline, request.id))
-        full = self.placement.waiting.is_full_for(submit.tenant, self.max_queued)
-        self.requests.begin(request, submit.choices)
-        if full and submit.attempt <= 1:
-            self.requests.refuse(request, Reason.OVERLOADED, "Too many requests wait already.")
-        elif self._fits_nowhere(request):
-            self._refuse_as_too_long(request)
+        self.admission.submit(peer, submit, self._now)
 
-    def _fits_nowhere(self, request: Request) -> bool:
-        return any(map(self.placement.fits_nowhere, request.sequences.values()))
-
-    def _refuse_as_too_long(self, request: Request) -> None:
-        beams = f"{width} beams of " if (width := request.params.beam_width) else ""
-        text = (
-            f"The tokens of {beams}the prompt, {len(request.prompt)}, and those to generate, "
-            f"{request.params.max_tokens}, are more than a worker can hold; the longest sequence "
-            f"that one can hold has {self._longest}."
-        )
-        self.requests.refuse(request, Reason.TOO_LONG, text, "max_tokens")
+    def _abort(self, abort: Abort) -> None:
+        request = self._current(abort)
+        if request is None:
+            return
+        if abort.choices:
+            self.requests.abort(request, abort.choices)
+        else:
+            self.admission.leave(request, self._now)
 
     def _current(self, message: Abort | Credit) -> Request | None:
         """The request that a message speaks of, unless it went on under another attempt."""
@@ -421,19 +376,12 @@ class Scheduler:
                 if self._now - max(request.arrived, self._had_worker) > self.worker_wait:
                     self._refuse_if_nobody_takes(request)
 
-    def _end_late_requests(self) -> None:
-        while self._deadlines and self._deadlines[0][0] <= self._now:
-            deadline, id = heappop(self._deadlines)
-            request = self.requests.get(id)
-            if request is not None and request.deadline == deadline:
-                self.requests.time_out(request)
-
     def _refuse_if_nobody_takes(self, request: Request) -> None:
         if not self._workers:
             text = f"No worker has joined for {self.worker_wait:.0f} seconds."
             self.requests.refuse(request, Reason.NO_WORKER, text)
-        elif self._fits_nowhere(request):
-            self._refuse_as_too_long(request)
+        elif self.admission.fits_nowhere(request):
+            self.admission.refuse_as_too_long(request)
 
     def _order_steps(self) -> None:
         for peer, worker in self._workers.items():

@@ -6,7 +6,7 @@ with one beam, from the prompt, and answers all its choices when it ends.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pagefleet.wire import ChoiceState, Finish, Logprobs, Reason, unpack_ints
 from pagefleet_scheduler import decoding
@@ -42,14 +42,51 @@ class Requests:
 
     # --- their beginning and their end ----------------------------------------------------------
 
-    def begin(self, request: Request, choices: list[ChoiceState]) -> None:
-        """Take a request in, with what its gateway has received of it already."""
+    def begin(
+        self, request: Request, choices: list[ChoiceState], known: Iterable[Sequence] = ()
+    ) -> None:
+        """Take a request in, with what its gateway has received of it already.
+
+        `known` are sequences, each of one choice, that its gateway has received nothing of.
+        """
         self._open[request.id] = request
+        wanted = {choice.index: choice for choice in choices if not choice.finished}
         if request.params.beam_width:
             self._begin_search(request, choices)
         else:
-            self._begin_choices(request, [choice for choice in choices if not choice.finished])
+            for sequence in known:
+                if wanted.pop(sequence.choices[0], None):
+                    self._take_back(request, sequence)
+            self._begin_choices(request, list(wanted.values()))
         self._end_if_finished(request)
+
+    def hand_over(self, request: Request, to: Request, choices: set[int]) -> None:
+        """Let an open request go on as another, whose gateway has nothing of it and wants these."""
+        del self._open[request.id]
+        request.id, request.attempt, request.gateway = to.id, to.attempt, to.gateway
+        request.window, request.deadline = to.window, to.deadline
+        self._open[request.id] = request
+        if request.search is None:
+            for choice, sequence in (request.finished | request.sequences).items():
+                self._send_whole(request, sequence, choice)
+        unwanted = (request.answers or request.sequences).keys() - choices
+        if unwanted:
+            self.abort(request, list(unwanted))
+
+    def _take_back(self, request: Request, sequence: Sequence) -> None:
+        sequence.request, choice = request, sequence.choices[0]
+        self._send_whole(request, sequence, choice)
+        if sequence.finish is None:
+            request.sequences[choice] = sequence
+            self._placement.waiting.add(sequence)
+        else:
+            request.finished[choice] = sequence
+
+    def _send_whole(self, request: Request, sequence: Sequence, choice: int) -> None:
+        sequence.base = sequence.sent_before = 0
+        sequence.allowed = request.window or None
+        if sequence.outputs or sequence.finish is not None:
+            self._outbox.output(sequence, choice, 0)
 
     def _begin_search(self, request: Request, choices: list[ChoiceState]) -> None:
         request.answers = {

@@ -189,6 +189,9 @@ class Submit(Message, frozen=True):
     tenant: str = ""
     """Who asks: tenants share what the cell can do in proportion to their weights."""
     weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000.0)] = 1.0
+    continues: str = ""
+    """The request of before whose stream this goes on with, for a client that lost it. It ends, and
+    whatever the scheduler has of it is sent here, from the first token."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be unpacked."""
@@ -336,6 +339,8 @@ class Reason(StrEnum):
     OVERLOADED = "overloaded"
     NO_WORKER = "no_worker"
     FAILED = "failed"
+    MOVED = "moved"
+    """Said by a gateway itself, of what `Moved` ends."""
 
 
 class Rejected(Message, frozen=True):
@@ -347,6 +352,12 @@ class Rejected(Message, frozen=True):
     text: str
     param: str | None = None
     """The field of the client's request that is at fault."""
+
+
+class Moved(Message, frozen=True):
+    """The request's client has gone to another gateway, where its stream goes on; it ends here."""
+
+    request: str
 
 
 class WorkerMemory(Part, frozen=True):
@@ -585,7 +596,7 @@ ToScheduler: TypeAlias = (
     GatewayHello | Submit | Abort | Credit | GatewayBeat | GatewayBye | Inspect
     | WorkerHello | Result | WorkerBeat | WorkerBye
 )  # fmt: skip
-ToGateway: TypeAlias = Welcome | Pulse | Outputs | Rejected | Refused | Snapshot
+ToGateway: TypeAlias = Welcome | Pulse | Outputs | Rejected | Moved | Refused | Snapshot
 ToWorker: TypeAlias = Join | Fence | Plan | Refused
 
 FromGateway: TypeAlias = GatewayHello | Submit | Abort | Credit | GatewayBeat | GatewayBye | Inspect

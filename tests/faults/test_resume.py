@@ -1,6 +1,7 @@
 """A stream goes on at another gateway after its own was killed: nothing lost, nothing repeated."""
 
 import json
+import threading
 from collections import defaultdict
 from contextlib import suppress
 
@@ -11,9 +12,9 @@ from benchmarks.drill.questions import SAMPLED
 from tests.faults.conftest import STEP_SECONDS
 
 
-def read(server, question, last_id=None, watch=lambda tokens: None):
-    """Tokens of each choice until the stream ends or breaks, its last id, and whether it ended."""
-    tokens, ended = defaultdict(list), False
+def read(server, question, last_id=None, watch=lambda tokens, last_id: None):
+    """Tokens of each choice until the stream ends or breaks, its last id, and how it ended."""
+    tokens, ended = defaultdict(list), None
     url = f"http://{server.host}:{server.port}/v1/completions"
     headers = {"Last-Event-ID": last_id} if last_id else {}
     with (
@@ -25,11 +26,15 @@ def read(server, question, last_id=None, watch=lambda tokens: None):
             name, _, content = line.partition(": ")
             if name == "id":
                 last_id = content
+            elif name == "data" and content == "[DONE]":
+                ended = ended or content
             elif name == "data":
-                ended = content == "[DONE]"
-                for choice in [] if ended else json.loads(content)["choices"]:
+                chunk = json.loads(content)
+                if "error" in chunk:
+                    ended = chunk["error"]["code"]
+                for choice in chunk.get("choices", ()):
                     tokens[choice["index"]] += choice["token_ids"]
-                    watch(sum(map(len, tokens.values())))
+                    watch(sum(map(len, tokens.values())), last_id)
     return tokens, last_id, ended
 
 
@@ -38,13 +43,39 @@ def test_a_stream_goes_on_at_another_gateway(cell, questions, form):
     question = questions.ask(form, 40, 40)
     assert question.max_tokens * STEP_SECONDS > 0.2
 
-    def kill_in_the_middle(count):
+    def kill_in_the_middle(count, last_id):
         if count >= 10 and cell.gateways[0].alive:
             cell.gateways[0].kill()
 
     first, last_id, ended = read(cell.servers[0], question, watch=kill_in_the_middle)
-    assert not ended
+    assert ended is None
     rest, _, ended = read(cell.servers[1], question, last_id)
-    assert ended
+    assert ended == "[DONE]"
     cell.gateways[0].restart()
     assert [first[index] + rest[index] for index in range(question.choices)] == question.expected
+
+
+@pytest.mark.parametrize("form", SAMPLED)
+def test_a_stream_that_is_open_still_moves(cell, questions, form):
+    """Its old gateway is told, and says so to whoever may read there."""
+    question = questions.ask(form, 40, 60)
+    rests = []
+
+    def go_on_elsewhere(count, last_id):
+        if count >= 10 and not thread.is_alive() and not rests:
+            rests.append(last_id)
+            thread.start()
+
+    def read_the_rest():
+        rests.append(read(cell.servers[1], question, rests[0]))
+
+    thread = threading.Thread(target=read_the_rest)
+    first, _, ended = read(cell.servers[0], question, watch=go_on_elsewhere)
+    thread.join()
+    assert ended == "stream_moved"
+    at, (rest, _, ended) = rests
+    assert ended == "[DONE]"
+    counts = [int(count.rstrip("!")) for count in at.partition(".")[2].split("-")]
+    for index, count in enumerate(counts):
+        assert first[index][:count] + rest[index] == question.expected[index]
+        assert first[index] == question.expected[index][: len(first[index])]

@@ -8,8 +8,10 @@ computes. The invariants of the scheduler, the gateways and the workers held all
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+
+import msgspec
 
 from pagefleet.wire import Submit
 from pagefleet_worker.interface import EngineFacts
@@ -36,6 +38,14 @@ class Wish:
     submit: Submit
     refusals: frozenset[str] = frozenset()
     pace: float = 0.0
+    resumes: float | None = None
+    """Seconds after which its client goes on at the next gateway, if it loses its own."""
+
+    def again(self, gateways: int) -> "Wish":
+        """The same with `Last-Event-ID`, at the next gateway."""
+        before = self.submit.request
+        submit = msgspec.structs.replace(self.submit, request=f"{before}+", continues=before)
+        return replace(self, gateway=(self.gateway + 1) % gateways, submit=submit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +102,11 @@ class Cell:
         self.struck: list[Fault] = []
         self.crashes = 0
         """Of workers by the poison."""
+        self._wishes: dict[str, Wish] = {}
         self._homes: dict[str, GatewayProcess] = {}
         self._incarnations: Counter[str] = Counter()
         self._troubled_until = 0.0
-        self._unmet = len(scenario.wishes)
+        self._unmet = 0
         self._at_rest = False
 
     def live(self) -> None:
@@ -118,12 +129,28 @@ class Cell:
         self._troubled_until = max(self._troubled_until, self.world.now + seconds)
 
     def die(self, process: Process) -> None:
-        """End a process; the clients of a gateway are gone with it."""
+        """End a process; the clients of a gateway are gone with it, or go on at another."""
         process.die()
         del self.running[process.name]
         if isinstance(process, GatewayProcess):
             for client in process.clients.values():
+                wish = self._wishes[client.submit.request]
+                if client.open and wish.resumes is not None:
+                    self._ask_later(wish.again(self.scenario.gateways), wish.resumes)
                 client.leave(None)
+
+    def reconnect(self, request: str, closes: bool) -> None:
+        """A client goes on at the next gateway; its old one sees it leave, or does not."""
+        gateway, wish = self._homes.get(request), self._wishes.get(request)
+        if gateway is None or wish is None or request not in gateway.clients:
+            return
+        client = gateway.clients[request]
+        if client.open:
+            client.refusals |= {"moved"}
+            self.world.tell(request, "goes on at another gateway")
+            if closes:
+                self.leave(request, None)
+            self._ask_later(wish.again(self.scenario.gateways), 0.01)
 
     def terminate(self, process: Process) -> None:
         """Ask a worker to end."""
@@ -176,7 +203,7 @@ class Cell:
         for number in range(scenario.workers):
             self._start(f"worker{number}")
         for wish in scenario.wishes:
-            self.world.after(wish.time, partial(self._ask, wish))
+            self._ask_later(wish, wish.time)
         for fault in scenario.faults:
             if isinstance(fault.when, Moment):
                 self.network.watch(fault.when, partial(self._strike, fault))
@@ -234,6 +261,12 @@ class Cell:
 
     def _step_seconds(self) -> Callable[[], float]:
         return partial(self.world.random.uniform, *self.scenario.step_seconds)
+
+    def _ask_later(self, wish: Wish, seconds: float) -> None:
+        self._unmet += 1
+        self._wishes[wish.submit.request] = wish
+        self.hold(seconds)
+        self.world.after(seconds, partial(self._ask, wish))
 
     def _ask(self, wish: Wish) -> None:
         gateway = self.running.get(f"gateway{wish.gateway}")

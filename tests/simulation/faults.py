@@ -142,3 +142,14 @@ class Leave(Fault):
 
     def strike(self, cell: "Cell") -> None:
         cell.leave(self.request, self.choice)
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect(Fault):
+    """A client's connection breaks, which its gateway may not see, and it goes on at another."""
+
+    request: str
+    closes: bool
+
+    def strike(self, cell: "Cell") -> None:
+        cell.reconnect(self.request, self.closes)

@@ -15,6 +15,7 @@ from tests.simulation.faults import (
     Kill,
     Leave,
     Mangle,
+    Reconnect,
     Stick,
     Stop,
     Terminate,
@@ -26,7 +27,7 @@ TROUBLE = 2.0
 
 KINDS = [
     "GatewayHello", "Submit", "Abort", "Credit", "GatewayBeat", "Welcome", "Pulse", "Outputs",
-    "WorkerHello", "Result", "WorkerBeat", "WorkerBye", "Join", "Fence", "Plan",
+    "WorkerHello", "Result", "WorkerBeat", "WorkerBye", "Join", "Fence", "Plan", "Moved",
 ]  # fmt: skip
 """All messages that a cell sends when nobody is refused."""
 
@@ -49,6 +50,7 @@ def random_scenario(seed: int) -> Scenario:
             draw.randrange(gateways),
             make_submit(f"r{number}", draw.choice(list(FORMS)), draw),
             pace=draw.choice([0.0, 0.0, 0.01, 0.3]),
+            resumes=draw.choice([None, 0.05, 1.0, 4.0]),
         )
         for number in range(draw.randint(2, 7))
     ]
@@ -109,6 +111,7 @@ def random_fault(draw: random.Random, peers: list[str], requests: int) -> Fault:
         lambda: Fail(when_or_moment, worker),
         lambda: Interrupt(when_or_moment, peer, draw.uniform(0.1, 3.0), *both, mode),
         lambda: Mangle(when_or_moment, random_mangling(draw), draw.uniform(0.2, TROUBLE)),
+        lambda: Reconnect(when, f"r{draw.randrange(requests)}", draw.random() < 0.5),
         lambda: Leave(when, f"r{draw.randrange(requests)}", draw.choice([None, 0, 1])),
     ]
     return draw.choice(choices)()

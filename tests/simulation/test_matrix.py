@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Literal, get_args
 
 import msgspec
@@ -24,14 +24,18 @@ from tests.simulation.faults import (
     Kill,
     Leave,
     Mangle,
+    Reconnect,
     Stick,
     Stop,
     Terminate,
 )
 from tests.simulation.network import SCHEDULER, Latency, Mangling, Manner, Moment
+from tests.simulation.parties import SchedulerProcess
 from tests.simulation.scenarios import KINDS
 
 When = float | Moment
+
+MIDDLE = Moment("Outputs", 10)
 
 
 @cache
@@ -105,6 +109,54 @@ FAULTS: dict[str, Callable[[When], list[Fault]]] = {
 def test_at_every_moment(fault: str, form: str) -> None:
     for when in moments(form):
         run(replace(calm(form), faults=FAULTS[fault](when)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda when: Kill(when, "gateway0", 8.0),
+        lambda when: Stop(when, "gateway0", 3.0),
+        lambda when: Reconnect(when, "r0", closes=True),
+        lambda when: Reconnect(when, "r0", closes=False),
+    ],
+    ids=["killed", "stopped", "closed", "half open"],
+)
+def test_a_client_goes_on_at_another_gateway(loss: Callable[[When], Fault], form: str) -> None:
+    for seconds, when in product((0.05, 1.0, 5.0), moments(form)):
+        wishes = [replace(wish, resumes=seconds) for wish in calm(form).wishes]
+        faults = [loss(when), Reconnect(1.0, "r0", closes=False)]
+        run(replace(calm(form), wishes=wishes, gateways=2, faults=faults))
+
+
+@pytest.mark.parametrize(
+    ("fault", "resumes", "moved", "recalled"),
+    [
+        (Kill(MIDDLE, "gateway0", 1.0), 0.05, 1, 0),
+        (Kill(MIDDLE, "gateway0", 1.0), 5.0, 0, 1),
+        (Kill(MIDDLE, "gateway0", 1.0), 40.0, 0, 0),
+        (Reconnect(MIDDLE, "r0", closes=True), None, 0, 1),
+        (Reconnect(MIDDLE, "r0", closes=False), None, 1, 0),
+    ],
+)
+@pytest.mark.parametrize("form", ["seeded", "logprobs", "guided"])
+def test_a_stream_that_goes_on_is_not_generated_again(
+    form: str, fault: Fault, resumes: float | None, moved: int, recalled: int
+) -> None:
+    """While it is open, and for 30 seconds after."""
+    submit = make_submit("r0", form, random.Random(7), max_tokens=14, min_tokens=14)
+    params = msgspec.structs.replace(submit.params, prompt_logprobs=None)
+    submit = msgspec.structs.replace(submit, window=6, params=params)
+    wish = Wish(0.3, 0, submit, pace=0.01, resumes=resumes)
+    cell = run(replace(calm(form), wishes=[wish], gateways=2, faults=[fault]))
+    scheduler = cell.running[SCHEDULER]
+    assert isinstance(scheduler, SchedulerProcess)
+    admission = scheduler.core.admission
+    assert (admission.moved, admission.recalled) == (moved, recalled)
+    first, last = cell.clients
+    assert last.submit.request == "r0+"
+    assert not last.open
+    assert (first.rejected is not None) == (isinstance(fault, Reconnect) and not fault.closes)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -189,9 +241,6 @@ def gap(*faults: Fault, workers: int = 2) -> float:
     cell = run(replace(calm("greedy"), wishes=[wish], workers=workers, faults=list(faults)))
     (client,) = cell.clients
     return max(later - earlier for earlier, later in pairwise(client.times))
-
-
-MIDDLE = Moment("Outputs", 10)
 
 
 def losing(kind: str) -> Fault:

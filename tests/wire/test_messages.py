@@ -35,6 +35,7 @@ GOLDEN: list[tuple[wire.Message, str]] = [
         + "9198a17291" + "00cb3ff80000000000001401a6626c6f636b730605",
     ),
     (wire.Welcome(5, 1), "93a757656c636f6d650501"),
+    (wire.Moved("r"), "92a54d6f766564a172"),
     (wire.Join(9), "92a44a6f696e09"),
     (wire.Fence("late"), "92a546656e6365a46c617465"),
     (wire.WorkerBye(3), "92a9576f726b657242796503"),
@@ -92,7 +93,9 @@ def test_an_independent_decoder_reads_a_submit() -> None:
     tag, request, attempt, prompt, params, choices, *rest = msgpack.unpackb(
         wire.encode(submit)[:-4]
     )
-    assert (tag, request, attempt, *rest) == ("Submit", "r1", 2, 0, b"", 0.0, None, 0, "", 1.0)
+    assert (tag, request, attempt, *rest) == (
+        *("Submit", "r1", 2, 0, b"", 0.0, None, 0, "", 1.0, ""),
+    )
     assert list(memoryview(prompt).cast("i")) == [1, 70000]
     assert params[:3] == [4, 7, 0.0]
     assert choices == [[0, b"\x05\0\0\0", False]]

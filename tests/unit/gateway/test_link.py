@@ -20,6 +20,7 @@ from pagefleet.wire import (
     GatewayBye,
     GatewayHello,
     Logprobs,
+    Moved,
     OpenRequest,
     Output,
     Outputs,
@@ -207,6 +208,16 @@ def test_a_rejection_ends_the_attempt_it_speaks_of() -> None:
     rejection = Rejected("r", 2, Reason.OVERLOADED, "full")
     assert link.handle(rejection, 1).news == [rejection]
     assert link.handle(rejection, 1).news == []
+
+
+def test_a_request_that_moved_is_over_whatever_its_attempt() -> None:
+    link = running()
+    link.handle(pulse(8), 1)
+    (news,) = link.handle(Moved("r"), 1).news
+    assert isinstance(news, Rejected)
+    assert (news.request, news.attempt, news.reason) == ("r", 2, Reason.MOVED)
+    assert link.handle(Moved("r"), 1).news == []
+    assert link.open_requests == 0
 
 
 def test_patience_without_a_scheduler_ends() -> None:

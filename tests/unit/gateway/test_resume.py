@@ -14,6 +14,7 @@ from pagefleet_gateway.generation import (
     Generation,
     Limits,
     resumed,
+    ticket_of,
     understand_chat,
     understand_completion,
 )
@@ -56,8 +57,10 @@ def events(body: bytes, chat: bool, last_id: str | None = None) -> list[tuple[st
     """(id, chunk) of the events of a stream, from the beginning or behind an id."""
     generation = understood(body, chat)
     if last_id is not None:
-        generation = resumed(generation, *read_event_id(last_id, SECRET, body, TENANT))
-    ticket = Ticket(generation.id, generation.params.seed, TENANT).sign(SECRET, body)
+        generation = resumed(
+            generation, echo_model(), *read_event_id(last_id, SECRET, body, TENANT)
+        )
+    ticket = ticket_of(generation, echo_model(), TENANT).sign(SECRET, body)
     answer = Answer(generation, echo_model())
     renderer = Renderer(answer, echo_model(), 5, ticket)
     content = renderer.start()
@@ -116,16 +119,19 @@ def test_cut_behind_any_event(chat: bool, fields: dict[str, Any]) -> None:
 def test_the_seed_of_a_resumed_stream_is_the_first_one_s() -> None:
     body = json.dumps({"prompt": "ab", "stream": True}).encode()
     first = understood(body, chat=False)
-    ticket = Ticket(first.id, first.params.seed, TENANT)
+    ticket = ticket_of(first, echo_model(), TENANT)
     name = event_id(ticket.sign(SECRET, body), [Had(3)])
-    again = resumed(understood(body, chat=False), *read_event_id(name, SECRET, body, TENANT))
+    had = read_event_id(name, SECRET, body, TENANT)
+    again = resumed(understood(body, chat=False), echo_model(), *had)
     assert again.params == first.params
-    assert again.submits == [replace(first.submits[0], request=again.submits[0].request)]
+    ((submit,), (before,)) = again.submits, first.submits
+    assert submit.continues == before.request != submit.request
+    assert submit == replace(before, request=submit.request, continues=submit.continues)
 
 
 def test_what_cannot_be_resumed_is_said() -> None:
     body = json.dumps({"prompt": "ab", "stream": True, "n": 2}).encode()
-    name = event_id(Ticket("x", 1, TENANT).sign(SECRET, body), [Had(1), Had(2, True)])
+    name = event_id(Ticket("x", "y", 1, "z", TENANT).sign(SECRET, body), [Had(1), Had(2, True)])
     ticket, had = read_event_id(name, SECRET, body, TENANT)
     assert (ticket.answer, had) == ("x", {0: Had(1), 1: Had(2, True)})
     for text, secret, sent, tenant, status in (
@@ -142,8 +148,14 @@ def test_what_cannot_be_resumed_is_said() -> None:
             read_event_id(text, secret, sent, tenant)
         assert caught.value.status == status, text
     with pytest.raises(ApiError) as caught:
-        resumed(understood(body, chat=False), ticket, {0: Had(1)})
+        resumed(understood(body, chat=False), echo_model(), ticket, {0: Had(1), 1: Had(2, True)})
     assert caught.value.status == 410
+    assert "another model" in caught.value.message
+    ticket = ticket_of(understood(body, chat=False), echo_model(), TENANT)
+    with pytest.raises(ApiError) as caught:
+        resumed(understood(body, chat=False), echo_model(), ticket, {0: Had(1)})
+    assert caught.value.status == 410
+    assert "other choices" in caught.value.message
 
 
 def test_unpacked_positions_count_tokens() -> None:

@@ -1,0 +1,148 @@
+"""Which requests are taken in: bounds, deadlines, and those that go on with an earlier one."""
+
+from heapq import heappop, heappush
+
+from pagefleet.wire import Moved, Reason, Rejected, Submit, unpack_ints
+from pagefleet_scheduler.departures import Departures, can_move
+from pagefleet_scheduler.outbox import Outbox
+from pagefleet_scheduler.placement import Placement
+from pagefleet_scheduler.requests import Requests
+from pagefleet_scheduler.sequence import Request
+
+
+class Admission:
+    """Where requests come in, and where those that nobody waits for any more go."""
+
+    def __init__(
+        self, requests: Requests, placement: Placement, outbox: Outbox, max_queued: int
+    ) -> None:
+        self.max_queued = max_queued
+        self.moved = 0
+        """Requests that went on at another gateway while they were open."""
+        self.recalled = 0
+        """Requests that went on with tokens that were kept."""
+        self._requests = requests
+        self._placement = placement
+        self._outbox = outbox
+        self._departures = Departures()
+        self._arrivals = 0
+        self._deadlines: list[tuple[float, str]] = []
+
+    def submit(self, gateway: bytes, submit: Submit, now: float) -> None:
+        """Take a request in, or refuse it."""
+        if self.has_moved(submit.request):
+            self._outbox.send(gateway, Moved(submit.request))
+            return
+        known = self._requests.get(submit.request)
+        if known is not None:
+            if known.attempt >= submit.attempt:
+                return
+            self._requests.forget(known)
+        if not submit.prompt or not submit.choices:
+            refusal = (Reason.INVALID, "The prompt has no tokens.", "prompt")
+            self._outbox.send(gateway, Rejected(submit.request, submit.attempt, *refusal))
+            return
+        request = self._request(gateway, submit, now)
+        if submit.continues and self._continue(request, submit, now):
+            return
+        full = self._placement.waiting.is_full_for(submit.tenant, self.max_queued)
+        self._requests.begin(request, submit.choices)
+        if full and submit.attempt <= 1:
+            text = "Too many requests wait already."
+            self._requests.refuse(request, Reason.OVERLOADED, text)
+        elif self.fits_nowhere(request):
+            self.refuse_as_too_long(request)
+
+    def _request(self, gateway: bytes, submit: Submit, now: float) -> Request:
+        self._arrivals += 1
+        arrived = now - submit.age
+        goes_on = any(choice.tokens for choice in submit.choices)
+        request = Request(
+            id=submit.request,
+            attempt=submit.attempt,
+            gateway=gateway,
+            prompt=unpack_ints(submit.prompt),
+            params=submit.params,
+            salt=submit.salt,
+            number=self._arrivals,
+            arrived=arrived,
+            priority=submit.priority,
+            tenant=submit.tenant,
+            weight=submit.weight,
+            began=arrived if goes_on else None,
+            window=submit.window,
+            deadline=None if submit.left is None else now + submit.left,
+        )
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, request.id))
+        return request
+
+    # --- streams that go on ---------------------------------------------------------------------
+
+    def _continue(self, request: Request, submit: Submit, now: float) -> bool:
+        """Go on with what there is of an earlier request; whether there is anything."""
+        former = self._departures.latest(submit.continues)
+        if former == request.id:
+            return False
+        self._departures.move(former, request.id, now)
+        wanted = {choice.index for choice in submit.choices if not choice.finished}
+        fresh = not any(choice.tokens for choice in submit.choices)
+        if (going := self._requests.get(former)) is not None:
+            self._outbox.send(going.gateway, Moved(former))
+            if fresh and can_move(going, request, wanted):
+                self._requests.hand_over(going, request, wanted)
+                self.moved += 1
+                return True
+            self._requests.forget(going)
+        known = self._departures.take(former, request) if fresh else []
+        if not known:
+            return False
+        request.began = request.arrived
+        self._requests.begin(request, submit.choices, known)
+        self.recalled += 1
+        return True
+
+    def has_moved(self, id: str) -> bool:
+        """Whether a request went on under another id, so that this one is over."""
+        return self._departures.has_moved(id)
+
+    def leave(self, request: Request, now: float) -> None:
+        """Nobody waits for a request any more, unless its client comes back."""
+        self._departures.keep(request, now)
+        self._requests.forget(request)
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def watch(self, now: float) -> None:
+        """End requests whose deadline has passed, and forget those that were left long ago."""
+        self._departures.expire(now)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, id = heappop(self._deadlines)
+            request = self._requests.get(id)
+            if request is not None and request.deadline == deadline:
+                self._requests.time_out(request)
+
+    # --- what nobody can take -------------------------------------------------------------------
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that some worker can hold."""
+        return max((planner.longest for planner in self._placement.planners), default=0)
+
+    def fits_nowhere(self, request: Request) -> bool:
+        """Whether there are workers, and none could ever hold all of a request."""
+        return any(map(self._placement.fits_nowhere, request.sequences.values()))
+
+    def refuse_as_too_long(self, request: Request) -> None:
+        """Refuse what fits nowhere."""
+        beams = f"{width} beams of " if (width := request.params.beam_width) else ""
+        text = (
+            f"The tokens of {beams}the prompt, {len(request.prompt)}, and those to generate, "
+            f"{request.params.max_tokens}, are more than a worker can hold; the longest sequence "
+            f"that one can hold has {self.longest}."
+        )
+        self._requests.refuse(request, Reason.TOO_LONG, text, "max_tokens")
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self._departures.check()
