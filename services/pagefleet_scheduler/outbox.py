@@ -57,6 +57,7 @@ class Outbox:
                 logprobs=decoding.concatenate(sequence.logprobs[position - sequence.base :]),
                 finish=sequence.finish,
                 cached=sequence.cached,
+                queued=0 if position else request.queued,
             )
         )
         sequence.sent = sequence.outputs
@@ -74,6 +75,7 @@ class Outbox:
                 finish=answer.finish,
                 cached=cached,
                 score=answer.score,
+                queued=request.queued,
             )
         )
 

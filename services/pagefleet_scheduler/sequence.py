@@ -73,6 +73,11 @@ class Request:
         return self.began is not None
 
     @property
+    def queued(self) -> int:
+        """Microseconds that it waited before it first ran, if it ran."""
+        return 0 if self.began is None else round(1e6 * (self.began - self.arrived))
+
+    @property
     def turn(self) -> float:
         """When it came, as far as its tenant's other requests are concerned; in seconds."""
         return self.arrived + AGING * self.priority

@@ -311,6 +311,8 @@ class Output(Part, frozen=True):
     """Prompt tokens that came out of the prefix cache, of this choice's first run."""
     score: float | None = None
     """Of an answer of a beam search."""
+    queued: int = 0
+    """Microseconds that the request waited before it first ran; with a choice's first tokens."""
 
 
 class PromptOutput(Part, frozen=True):

@@ -42,7 +42,7 @@ GOLDEN: list[tuple[wire.Message, str]] = [
     (wire.WorkerBeat(3, 17, True), "94aa576f726b6572426561740311c3"),
     (
         wire.Outputs(5, [wire.Output("r", 0, 1, 2, b"\2\1\0\0", finish=wire.Finish.STOP)]),
-        "94a74f757470757473059199a172000102c40402010000c0a473746f7000c0" + "90",
+        "94a74f75747075747305919aa172000102c40402010000c0a473746f7000c0" + "00" + "90",
     ),
     (
         wire.Plan(9, 1, wire.pack_ints([0, 0, 1, 1, 1, -2]), wire.pack_ints([wire.SAMPLED])),
