@@ -63,6 +63,10 @@ class Done:
 
     _result: Result
 
+    def ready(self) -> bool:
+        """It is."""
+        return True
+
     def result(self) -> Result:
         """What it gave."""
         return self._result

@@ -37,6 +37,10 @@ class PlanError(Exception):
 class Launched(Protocol):
     """A step that is under way on the device."""
 
+    def ready(self) -> bool:
+        """Whether `result` would not wait."""
+        ...
+
     def result(self) -> Result:
         """Wait until the step is done, and say what it gave."""
         ...

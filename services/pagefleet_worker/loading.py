@@ -20,13 +20,17 @@ from pagefleet_worker.batch import Batch
 from pagefleet_worker.causal_model import CausalModel, ModelShape
 from pagefleet_worker.config import ARCHITECTURES, DecoderConfig, load_config
 from pagefleet_worker.decoder import Decoder
+from pagefleet_worker.device_slots import DeviceSlots
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.grammar import Grammars
+from pagefleet_worker.graphs import CudaCapture, graph_sizes
+from pagefleet_worker.inputs import DeviceInputs
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.pools import choose_size, make_host_pool, make_pool, measure_swap
 from pagefleet_worker.selftest import is_exact
 from pagefleet_worker.slots import Row, Slot
+from pagefleet_worker.transfer import use
 from pagefleet_worker.weights import load_weights
 
 _log = logging.getLogger(__name__)
@@ -54,6 +58,7 @@ def load_engine(
     manifest = Manifest.load(folder)
     config = _load_config(folder, manifest)
     device = _choose_device(settings.device)
+    use(device)
     dtype = _choose_dtype(settings.dtype, config, device)
     length = _choose_length(settings.max_model_len, manifest.max_model_len)
     kernels = select(device)
@@ -69,7 +74,8 @@ def load_engine(
         config, settings, dtype, device, lambda: run_full_step(decoder, settings, length)
     )
     _log.info("%s", size)
-    pool = make_pool(config, size.blocks, settings.block_size, dtype, device)
+    spare = device.type == "cuda"  # rows that pad a graph's batch write to a block of their own
+    pool = make_pool(config, size.blocks + spare, settings.block_size, dtype, device)
     host_pool = make_host_pool(pool, settings.swap_space or 0)
     costs = {} if host_pool is None else _measure_costs(decoder, settings, length, pool, host_pool)
     facts = EngineFacts(
@@ -86,15 +92,26 @@ def load_engine(
     )
     grammars = Grammars.load(folder, manifest)
     grammars.warm_up()
+    inputs = _device_inputs(decoder, pool, facts, settings, progress) if spare else None
     return TorchEngine(
-        facts,
-        decoder,
-        kernels,
-        pool,
-        settle_at_once=device.type == "cpu",
-        grammars=grammars,
-        host_pool=host_pool,
+        facts, decoder, kernels, pool, inputs=inputs, grammars=grammars, host_pool=host_pool
     )
+
+
+def _device_inputs(
+    decoder: CausalModel,
+    pool: Tensor,
+    facts: EngineFacts,
+    settings: WorkerSettings,
+    progress: Callable[[], None],
+) -> DeviceInputs:
+    inputs = DeviceInputs(decoder, pool, DeviceSlots.of(facts, pool.device), progress)
+    if settings.cuda_graphs and isinstance(decoder, Decoder):
+        began = time.perf_counter()
+        sizes = graph_sizes(facts.slots)
+        inputs.capture(sizes, CudaCapture())
+        _log.info("%d CUDA graphs in %.1f s", len(sizes), time.perf_counter() - began)
+    return inputs
 
 
 def _load_config(folder: Path, manifest: Manifest) -> ModelShape:

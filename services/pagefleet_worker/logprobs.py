@@ -12,6 +12,7 @@ from torch import Tensor
 from pagefleet.wire import Logprobs, pack_floats, pack_ints
 from pagefleet_worker.draw import Draw
 from pagefleet_worker.selection import chunk_rows, top
+from pagefleet_worker.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,10 @@ class DrawLogprobs:
                 (
                     indices,
                     rank(
-                        logits[[draws[index].logits for index in indices]],
-                        tokens[indices].clamp(min=0),
+                        logits[
+                            to_device([draws[index].logits for index in indices], logits.device)
+                        ],
+                        tokens[to_device(indices, tokens.device)].clamp(min=0),
                         count,
                     ),
                 )

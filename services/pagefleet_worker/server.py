@@ -15,7 +15,11 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
+from typing import TypeVar
 
 import zmq
 
@@ -34,10 +38,18 @@ from pagefleet.wire import (
     decode_to_worker,
     encode,
 )
-from pagefleet_worker.interface import Engine, EngineFacts, PlanError
+from pagefleet_worker.interface import Engine, EngineFacts, Launched, PlanError
 from pagefleet_worker.membership import BEAT_SECONDS, Membership, Reaction
 
 log = logging.getLogger(__name__)
+
+_Made = TypeVar("_Made")
+
+DEPTH = 2
+"""Steps that may be under way on the device at once."""
+
+POLL_SECONDS = 100e-6
+"""Between two looks at the device, while a step is under way and no plan has come."""
 
 FAREWELL_MS = 200
 """That the last messages have to get out."""
@@ -64,13 +76,17 @@ class Progress:
 class Compute(threading.Thread):
     """Runs an engine: takes epochs and plans, answers every plan.
 
-    It may be deep inside a step when the process is to end, and is not waited for.
+    A plan that comes while a step is under way on the device is launched before that step's result
+    is taken. It may be deep inside a step when the process is to end, and is not waited for.
     """
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(name="compute", daemon=True)
         self.wake, self._waker = socket.socketpair()
         self._engine = engine
+        self._epoch: int | None = None
+        self._flights: deque[tuple[Plan, Launched]] = deque()
+        """Plans that are launched and not answered."""
         self._orders: queue.SimpleQueue[int | Plan] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Plan, Result | None]] = queue.SimpleQueue()
 
@@ -88,23 +104,56 @@ class Compute(threading.Thread):
 
     def run(self) -> None:
         """The thread's body."""
-        epoch = None
         while True:
-            order = self._orders.get()
-            if isinstance(order, int):
-                epoch = order
+            order = self._next_order()
+            if isinstance(order, Plan):
+                self._launch(order)
+            elif order is None:
+                self._land()
+            else:
+                while self._flights:
+                    self._land()
+                self._epoch = order
                 self._engine.reset()
-                continue
-            result = self._step(order) if order.epoch == epoch else None
-            if result is None:
-                epoch = None
-            self._answers.put((order, result))
-            self._waker.send(b"\0")
 
-    def _step(self, plan: Plan) -> Result | None:
+    def _next_order(self) -> int | Plan | None:
+        """What to do next; None: take the result of the step that has been under way longest."""
+        while self._flights:
+            if len(self._flights) == DEPTH or self._flights[0][1].ready():
+                return None
+            with suppress(queue.Empty):
+                return self._orders.get(timeout=POLL_SECONDS)
+        return self._orders.get()
+
+    def _launch(self, plan: Plan) -> None:
+        launched = self._tried(plan, self._begin)
+        if launched is not None:
+            self._flights.append((plan, launched))
+            return
+        while self._flights:
+            self._land()
+        self._answer(plan, None)
+
+    def _begin(self, plan: Plan) -> Launched:
+        faultpoints.reach("worker.step")
+        return self._engine.launch(plan)
+
+    def _land(self) -> None:
+        plan, launched = self._flights.popleft()
+        self._answer(plan, self._tried(plan, lambda _: launched.result()))
+
+    def _answer(self, plan: Plan, result: Result | None) -> None:
+        if result is None:
+            self._epoch = None
+        self._answers.put((plan, result))
+        self._waker.send(b"\0")
+
+    def _tried(self, plan: Plan, work: Callable[[Plan], _Made]) -> _Made | None:
+        """Do a part of a step; None if it fails, or a step of its epoch has failed."""
+        if plan.epoch != self._epoch:
+            return None
         try:
-            faultpoints.reach("worker.step")
-            return self._engine.launch(plan).result()
+            return work(plan)
         except PlanError as error:
             log.error("step %d contradicts the slots: %s", plan.step, error)
         except Exception:

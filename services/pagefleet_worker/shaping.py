@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from pagefleet_worker.draw import Draw
+from pagefleet_worker.transfer import to_device
 
 _Edits: TypeAlias = list[tuple[int, ArrayLike, ArrayLike]]
 """(row, distinct tokens, one amount for each or for all); no row twice."""
@@ -43,10 +44,10 @@ def _guide(scores: Tensor, draws: Sequence[Draw]) -> None:
     """The masks travel as bits; on the device each byte becomes what is added to eight scores."""
     guided = {row: draw.mask for row, draw in enumerate(draws) if draw.mask is not None}
     if guided:
-        device, packed = scores.device, bytearray(b"".join(guided.values()))
-        masks = torch.frombuffer(packed, dtype=torch.uint8).view(len(guided), -1).to(device)
+        device, packed = scores.device, np.frombuffer(b"".join(guided.values()), np.uint8)
+        masks = to_device(packed.reshape(len(guided), -1), device)
         added = F.embedding(masks.int(), _added_by_byte(device)).flatten(1)
-        rows = torch.tensor(list(guided), device=device)
+        rows = to_device(list(guided), device)
         scores.index_add_(0, rows, added[:, : scores.shape[-1]])
 
 
@@ -60,7 +61,7 @@ def _added_by_byte(device: torch.device) -> Tensor:
 def _allow(scores: Tensor, draws: Sequence[Draw]) -> None:
     for row, draw in enumerate(draws):
         if draw.params.allowed_token_ids is not None:
-            allowed = torch.tensor(draw.params.allowed_token_ids, device=scores.device)
+            allowed = to_device(draw.params.allowed_token_ids, scores.device, np.int64)
             kept = scores[row, allowed]
             scores[row] = -torch.inf
             scores[row, allowed] = kept
@@ -123,7 +124,7 @@ def _gather(edits: _Edits, device: torch.device) -> tuple[Tensor, Tensor, Tensor
         for ids, (_, _, values) in zip(tokens, edits, strict=True)
     ]
     return (
-        torch.from_numpy(rows).to(device),
-        torch.from_numpy(np.concatenate(tokens)).to(device),
-        torch.from_numpy(np.concatenate(amounts)).to(device),
+        to_device(rows, device),
+        to_device(np.concatenate(tokens), device),
+        to_device(np.concatenate(amounts), device),
     )

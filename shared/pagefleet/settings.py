@@ -161,6 +161,7 @@ class WorkerSettings(ModelSettings):
         None, "host memory for blocks that leave the pool, for example 1GiB", convert=parse_size
     )
     max_num_seqs: int = setting(256, "sequences that run at once", least=1)
+    cuda_graphs: bool = setting(True, "record decode steps on a GPU once, and replay them")
     max_num_batched_tokens: int = setting(512, "tokens that one step may hold", least=1)
     max_model_len: int | None = setting(None, "tokens a sequence may have", least=1)
     step_seconds: float = setting(0.0, "seconds that a step of --engine echo takes", least=0)

@@ -44,4 +44,4 @@ class LoadedModel:
             loaded.decoder.config, blocks, BLOCK_SIZE, torch.float32, torch.device("cpu")
         )
         pool.fill_(torch.nan)
-        return TorchEngine(facts, loaded.decoder, loaded.kernels, pool, settle_at_once=True)
+        return TorchEngine(facts, loaded.decoder, loaded.kernels, pool)

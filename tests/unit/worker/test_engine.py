@@ -19,6 +19,7 @@ from pagefleet_worker.loading import load_engine, run_full_step
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
 from tests.driver import Driver, Stream
+from tests.gpu_twin import Recorder, as_on_gpu
 from tests.models import VARIANTS, VOCAB_SIZE
 
 SETTINGS = WorkerSettings(num_blocks=200, max_num_seqs=32, device="cpu", dtype="float32")
@@ -145,11 +146,21 @@ def test_a_step_launched_before_the_last_is_read(
     prompts = random_prompts(generator, 6)
     params = [random_params(generator) for _ in prompts]
     expected = [seen(stream) for stream in Driver(engine).run(prompts, params)]
-    late = TorchEngine(
-        engine.facts, engine.decoder, engine.kernels, engine.pool, settle_at_once=False
-    )
-    streams = Driver(late, chunk=16, lookahead=True).run(prompts, params)
+    streams = Driver(as_on_gpu(engine), chunk=16, lookahead=True).run(prompts, params)
     assert [seen(stream) for stream in streams] == expected
+
+
+def test_decode_steps_that_are_replayed(engine: TorchEngine, generator: random.Random) -> None:
+    """Padded to the sizes that were captured, and with larger steps between them."""
+    prompts = random_prompts(generator, 7)
+    params = [random_params(generator) for _ in prompts]
+    expected = [seen(stream) for stream in Driver(engine).run(prompts, params)]
+    recorder = Recorder()
+    replayed = as_on_gpu(engine, [1, 2, 4, 6], recorder)
+    assert recorder.sizes == [6, 4, 2, 1]
+    streams = Driver(replayed, chunk=16, lookahead=True).run(prompts, params)
+    assert [seen(stream) for stream in streams] == expected
+    assert recorder.replays > 0
 
 
 def test_logprobs_are_transformers(

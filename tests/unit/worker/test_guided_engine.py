@@ -19,6 +19,7 @@ from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.shaping import shape
 from tests.driver import Driver, Stream
+from tests.gpu_twin import as_on_gpu
 from tests.models import EOS, VOCAB_SIZE
 from tests.schemas import random_schema
 
@@ -99,14 +100,7 @@ def test_a_guided_stream_does_not_depend_on_its_company(
 
 def test_a_step_launched_before_the_last_is_read(folder: Path, draw: random.Random) -> None:
     early = load_engine(folder, SETTINGS, lambda: None)
-    late = TorchEngine(
-        early.facts,
-        early.decoder,
-        early.kernels,
-        early.pool,
-        settle_at_once=False,
-        grammars=early.grammars,
-    )
+    late = as_on_gpu(early)
     prompts = random_prompts(draw, 4)
     params = [guided_by(random_schema(draw), draw) for _ in prompts]
     expected = [output(stream) for stream in Driver(early).run(prompts, params)]

@@ -1,0 +1,108 @@
+"""What a GPU remembers of the slots, so that a step needs a few small copies from the host.
+
+Every slot has its block table and the token that was sampled for it last on the device; a plan's
+forks and table deltas are applied there in the order of the stream. A step's rows then travel as
+one array of integers, and all tensors of the batch are made of it on the device. A row whose input
+is the last sample gets it there: Python never learns it before the result is taken.
+
+One more slot serves rows that pad a batch to a size that a graph was captured for: its table names
+a block of its own over and over, which nobody else reads.
+"""
+
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pagefleet.wire import SAMPLED
+from pagefleet_worker.batch import Batch, pad_rows
+from pagefleet_worker.interface import EngineFacts
+from pagefleet_worker.slots import Row, Step
+from pagefleet_worker.transfer import to_device
+
+
+def pack_rows(rows: Sequence[Row], padding: int = 0, padding_slot: int = 0) -> NDArray[np.int64]:
+    """What `DeviceSlots.batch` needs to know of `rows` and of `padding` rows of one token behind
+    them: slots [R], starts [R], offsets [R + 1], the row of each token [T], ids [T].
+    """
+    counts = np.array([len(row.tokens) for row in rows] + [1] * padding)
+    numbers = [row.number for row in rows] + [padding_slot] * padding
+    starts = [row.start for row in rows] + [0] * padding
+    owners = np.repeat(np.arange(len(counts)), counts)
+    ids = np.concatenate([*(row.tokens for row in rows), np.zeros(padding, np.int64)])
+    return np.concatenate([numbers, starts, [0], np.cumsum(counts), owners, ids]).astype(np.int64)
+
+
+class DeviceSlots:
+    """The block tables and last samples of `slots` slots, and those of the padding.
+
+    Args:
+        slots: how many there are; `padding` is the number of one more.
+        width: blocks that a table may have.
+        block_size: tokens a block holds.
+        spare_block: the block of the padding.
+        device: where they are.
+    """
+
+    def __init__(
+        self, slots: int, width: int, block_size: int, spare_block: int, device: torch.device
+    ) -> None:
+        self.padding = slots
+        self.block_size = block_size
+        self.tables = torch.zeros(slots + 1, width, dtype=torch.int32, device=device)
+        self.tables[slots] = spare_block
+        self.sampled = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+
+    @classmethod
+    def of(cls, facts: EngineFacts, device: torch.device) -> Self:
+        """For an engine whose pool has one block more than it says."""
+        width = -(-facts.max_model_len // facts.block_size)
+        return cls(facts.slots, width, facts.block_size, facts.blocks, device)
+
+    def update(self, step: Step) -> None:
+        """Apply the forks and the table deltas of a plan."""
+        device = self.tables.device
+        origins: dict[int, int] = {}
+        for target, source in step.forked:
+            origins[target] = origins.get(source, source)
+        if origins:
+            targets, sources = to_device([list(origins), list(origins.values())], device)
+            self.tables.index_copy_(0, targets, self.tables.index_select(0, sources))
+        width = self.tables.shape[1]
+        entries = {(slot, at): block for slot, at, block in step.deltas if at < width}
+        if entries:
+            columns = [(*place, block) for place, block in entries.items()]
+            slots, indices, blocks = to_device(columns, device, np.int64).unbind(1)
+            self.tables.index_put_((slots, indices), blocks.to(torch.int32))
+
+    def keep(self, numbers: Sequence[int], tokens: Tensor) -> None:
+        """Remember `tokens` [n] as the last samples of the slots `numbers`, all different."""
+        self.sampled.index_copy_(0, to_device(numbers, self.sampled.device, np.int64), tokens)
+
+    def batch(self, packed: Tensor, rows: int, width: int) -> Batch:
+        """The batch of what `pack_rows` packed, int64 on the device; orders no copy.
+
+        Args:
+            packed: [3 * R + 1 + 2 * T].
+            rows: R.
+            width: M, at least the blocks that the longest row has.
+        """
+        sizes = [rows, rows, rows + 1, len(packed) - 3 * rows - 1]
+        numbers, starts, offsets, of_tokens = torch.split(packed, sizes)
+        owners, ids = of_tokens.chunk(2)
+        positions = torch.arange(len(owners), device=packed.device)
+        positions = positions + (starts - offsets[:-1])[owners]
+        tables = self.tables[:, :width].index_select(0, numbers)
+        blocks = tables[owners, positions // self.block_size].long()
+        last = self.sampled[numbers[owners]].clamp(min=0)
+        return Batch(
+            ids=pad_rows(torch.where(ids == SAMPLED, last, ids)),
+            positions=positions,
+            slots=blocks * self.block_size + positions % self.block_size,
+            tables=tables,
+            starts=starts.to(torch.int32),
+            offsets=offsets.to(torch.int32),
+        )

@@ -1,0 +1,105 @@
+"""Decode steps as CUDA graphs: what Python orders kernel by kernel is recorded once, and replayed.
+
+A graph is captured for each of a few batch sizes, the largest first, so that all share one pool of
+memory. A step whose rows all have one token is padded to the next size; every other step is ordered
+kernel by kernel. A graph reads its rows from one buffer at a fixed address, which each step fills
+by one copy from the host; the copy waits, in the stream, for the graph that read it last. Nothing
+in a graph depends on a content: grids follow the sizes, and lengths are read on the device.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagefleet_worker.batch import Batch
+from pagefleet_worker.device_slots import DeviceSlots, pack_rows
+from pagefleet_worker.slots import Row
+from pagefleet_worker.transfer import to_device
+
+Run: TypeAlias = Callable[[], Tensor]
+Capture: TypeAlias = Callable[[Run], Run]
+"""Makes of work on fixed addresses something that does it again, with an output that stays where
+it is."""
+
+
+def graph_sizes(most: int) -> list[int]:
+    """Batch sizes to capture for up to `most` rows: no batch is padded by more than a half, and no
+    large one by more than 16 rows.
+    """
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, most, 16)]
+    return [*(size for size in sizes if size < most), most]
+
+
+class CudaCapture:
+    """Captures work as CUDA graphs that share their memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Run) -> Run:
+        """`run` is done once before it is captured: compilers and libraries set themselves up."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            output = run()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return output
+
+        return replay
+
+
+class DecodeGraphs:
+    """The forward pass of decode steps, captured for `sizes`.
+
+    Args:
+        forward: computes the hidden states of a batch.
+        slots: the tables that batches read.
+        sizes: ascending.
+        capture: `CudaCapture`, or what does the same without a GPU.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Batch], Tensor],
+        slots: DeviceSlots,
+        sizes: Sequence[int],
+        capture: Capture,
+    ) -> None:
+        self._slots = slots
+        self._sizes = list(sizes)
+        packed = torch.from_numpy(pack_rows([], sizes[-1], slots.padding))
+        self._rows = packed.to(slots.tables.device)
+        self._runs: dict[int, Run] = {}
+        for size in reversed(self._sizes):
+            self._fill(pack_rows([], size, slots.padding))
+            self._runs[size] = capture(self._run_of(size, forward))
+
+    def hidden(self, rows: Sequence[Row]) -> Tensor | None:
+        """Replay the graph of the next size; None where no graph serves such a step.
+
+        Returns:
+            [size, hidden size], those of `rows` first; the next step overwrites it.
+        """
+        if len(rows) > self._sizes[-1] or any(len(row.tokens) > 1 for row in rows):
+            return None
+        size = self._sizes[bisect_left(self._sizes, len(rows))]
+        self._fill(pack_rows(rows, size - len(rows), self._slots.padding))
+        return self._runs[size]()
+
+    def _run_of(self, size: int, forward: Callable[[Batch], Tensor]) -> Run:
+        packed = self._rows[: 5 * size + 1]
+        width = self._slots.tables.shape[1]
+        return lambda: forward(self._slots.batch(packed, size, width))
+
+    def _fill(self, packed: "np.typing.NDArray[np.int64]") -> None:
+        self._rows[: len(packed)] = to_device(packed, self._rows.device)

@@ -1,0 +1,104 @@
+"""How a step's rows reach the model: from the host, or from what the device remembers.
+
+On a CPU everything is known on the host: batches are laid out there, and a step is settled before
+the next plan comes. On a GPU the next step is ordered while the last one runs, so whatever depends
+on it is put together on the device (`device_slots`), and a decode step is one graph (`graphs`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pagefleet_worker.batch import Batch
+from pagefleet_worker.causal_model import CausalModel
+from pagefleet_worker.device_slots import DeviceSlots, pack_rows
+from pagefleet_worker.graphs import Capture, DecodeGraphs
+from pagefleet_worker.slots import Row, Step
+from pagefleet_worker.transfer import to_device
+
+
+class Inputs(Protocol):
+    """Runs the model over the rows of steps, which come in their order."""
+
+    settle_at_once: bool
+    """Whether a step's samples must stand in its slots before the next step comes."""
+
+    def update(self, step: Step) -> None:
+        """Take what a plan changes in the slots."""
+        ...
+
+    def hidden(self, rows: Sequence[Row]) -> Tensor:
+        """The hidden states of all tokens of the rows, [at least T, hidden size]; the next step may
+        overwrite them.
+        """
+        ...
+
+    def keep(self, numbers: Sequence[int], tokens: Tensor) -> None:
+        """Take the last samples, int64 [n] on the device, of the slots `numbers`."""
+        ...
+
+
+class HostInputs:
+    """See `Inputs`; the slots of the host are all there is."""
+
+    settle_at_once = True
+
+    def __init__(self, decoder: CausalModel, pool: Tensor, block_size: int) -> None:
+        self._decoder, self._pool, self._block_size = decoder, pool, block_size
+
+    def update(self, step: Step) -> None:
+        """Nothing to do."""
+
+    def hidden(self, rows: Sequence[Row]) -> Tensor:
+        """See `Inputs`."""
+        batch = Batch.of(rows, self._block_size, self._pool.device)
+        return self._decoder.hidden(batch, self._pool)
+
+    def keep(self, numbers: Sequence[int], tokens: Tensor) -> None:
+        """Nothing to do."""
+
+
+class DeviceInputs:
+    """See `Inputs`; `progress` is called for every step that is a graph."""
+
+    settle_at_once = False
+
+    def __init__(
+        self,
+        decoder: CausalModel,
+        pool: Tensor,
+        slots: DeviceSlots,
+        progress: Callable[[], None],
+    ) -> None:
+        self._decoder, self._pool = decoder, pool
+        self._slots = slots
+        self._progress = progress
+        self._graphs: DecodeGraphs | None = None
+
+    @torch.inference_mode()
+    def capture(self, sizes: Sequence[int], capture: Capture) -> None:
+        """Have decode steps of up to `sizes[-1]` rows replayed; see `DecodeGraphs`."""
+        self._graphs = DecodeGraphs(self._forward, self._slots, sizes, capture)
+
+    def update(self, step: Step) -> None:
+        """See `Inputs`."""
+        self._slots.update(step)
+
+    def hidden(self, rows: Sequence[Row]) -> Tensor:
+        """See `Inputs`."""
+        replayed = self._graphs.hidden(rows) if self._graphs is not None else None
+        if replayed is not None:
+            self._progress()
+            return replayed
+        packed = to_device(pack_rows(rows), self._pool.device)
+        width = max(-(-row.end // self._slots.block_size) for row in rows)
+        return self._forward(self._slots.batch(packed, len(rows), width))
+
+    def keep(self, numbers: Sequence[int], tokens: Tensor) -> None:
+        """See `Inputs`."""
+        self._slots.keep(numbers, tokens)
+
+    def _forward(self, batch: Batch) -> Tensor:
+        return self._decoder.hidden(batch, self._pool)

@@ -1,0 +1,148 @@
+"""The compute thread and a device that is late: plans are launched ahead, and answered in order."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from pagefleet.wire import Plan, Result
+from pagefleet_worker.interface import EngineFacts, PlanError
+from pagefleet_worker.server import Compute
+
+FACTS = EngineFacts("model", "class", 16, 8, 4, 64, 64, 100)
+
+
+class Flight:
+    """A step that is done when it is told so."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.done = threading.Event()
+        self.error: Exception | None = None
+
+    def ready(self) -> bool:
+        return self.done.is_set()
+
+    def result(self) -> Result:
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
+        return Result(self.plan.epoch, self.plan.step, b"")
+
+
+class LateDevice:
+    """An engine whose steps take until somebody ends them; `steps` are launched, `epochs` begun."""
+
+    facts = FACTS
+
+    def __init__(self) -> None:
+        self.steps: list[Flight] = []
+        self.epochs = 0
+        self.refuses: set[int] = set()
+        self._launched = threading.Condition()
+
+    def reset(self) -> None:
+        with self._launched:
+            self.epochs += 1
+            self._launched.notify_all()
+
+    def launch(self, plan: Plan) -> Flight:
+        if plan.step in self.refuses:
+            raise PlanError("refused")
+        with self._launched:
+            self.steps.append(Flight(plan))
+            self._launched.notify_all()
+        return self.steps[-1]
+
+    def wait(self, steps: int, epochs: int = 1) -> None:
+        with self._launched:
+            there = lambda: (len(self.steps), self.epochs) == (steps, epochs)  # noqa: E731
+            assert self._launched.wait_for(there, timeout=20)
+
+
+@pytest.fixture
+def device() -> LateDevice:
+    return LateDevice()
+
+
+@pytest.fixture
+def compute(device: LateDevice) -> Iterator[Compute]:
+    compute = Compute(device)
+    compute.wake.settimeout(20)
+    compute.start()
+    compute.order(1)
+    device.wait(0)
+    yield compute
+    for flight in device.steps:
+        flight.done.set()
+
+
+def plan(step: int, epoch: int = 1) -> Plan:
+    return Plan(epoch, step, b"", b"")
+
+
+def answered(compute: Compute, count: int) -> list[tuple[int, bool]]:
+    """(step, whether it gave a result) of the next answers."""
+    answers: list[tuple[int, bool]] = []
+    while len(answers) < count:
+        answers += [(plan.step, result is not None) for plan, result in compute.answers()]
+    return answers
+
+
+def test_the_next_step_is_launched_before_the_last_is_done(
+    compute: Compute, device: LateDevice
+) -> None:
+    compute.order(plan(0))
+    compute.order(plan(1))
+    device.wait(2)
+    device.steps[1].done.set()
+    device.steps[0].done.set()
+    assert answered(compute, 2) == [(0, True), (1, True)]
+
+
+def test_no_more_than_two_are_under_way(compute: Compute, device: LateDevice) -> None:
+    for step in range(3):
+        compute.order(plan(step))
+    device.wait(2)
+    device.steps[0].done.set()
+    assert answered(compute, 1) == [(0, True)]
+    device.wait(3)
+
+
+def test_a_plan_that_is_refused_ends_the_epoch_behind_it(
+    compute: Compute, device: LateDevice
+) -> None:
+    device.refuses = {1}
+    compute.order(plan(0))
+    device.wait(1)
+    compute.order(plan(1))
+    compute.order(plan(2))
+    device.steps[0].done.set()
+    assert answered(compute, 3) == [(0, True), (1, False), (2, False)]
+    device.wait(1)
+
+
+def test_a_step_that_fails_takes_those_behind_it_along(
+    compute: Compute, device: LateDevice
+) -> None:
+    compute.order(plan(0))
+    compute.order(plan(1))
+    device.wait(2)
+    device.steps[0].error = RuntimeError("out of memory")
+    device.steps[0].done.set()
+    device.steps[1].done.set()
+    assert answered(compute, 2) == [(0, False), (1, False)]
+
+
+def test_an_epoch_begins_when_all_before_it_is_answered(
+    compute: Compute, device: LateDevice
+) -> None:
+    compute.order(plan(0))
+    device.wait(1)
+    compute.order(2)
+    compute.order(plan(0, epoch=2))
+    device.steps[0].done.set()
+    assert answered(compute, 1) == [(0, True)]
+    device.wait(2, epochs=2)
+    device.steps[1].done.set()
+    assert answered(compute, 1) == [(0, True)]
