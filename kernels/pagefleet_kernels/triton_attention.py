@@ -7,9 +7,11 @@ arXiv 2307.08691, section 3.1). Rows of any lengths share one launch: row r owns
 from offsets[r] // tokens + r, and a program finds its row by bisection, so the host never waits to
 learn a length.
 
-The keys of a row fall into *splits*, borders at multiples of `Tiling.split` positions. A program
+The keys of a row fall into *splits*, borders at multiples of a number of positions. A program
 either walks over all of them, or takes one and leaves its share for a second kernel
-(Flash-Decoding, Dao et al., 2023), which a batch with few query tiles needs to fill the chip.
+(Flash-Decoding, Dao et al., 2023), which a batch with few query tiles needs to fill the chip. The
+launch fixes how many programs share a row, the row's own length, read on the device, how far its
+borders lie apart: one captured launch is right for short and for long contexts.
 
 Batch invariance. In the invariant mode the tiling depends on the model alone. Tiles and splits
 then begin at fixed positions, splits are merged in order by the same fused multiply-adds whichever
@@ -47,6 +49,14 @@ def _find_row(
         else:
             high = middle
     return low
+
+
+@jit
+def _split_of(
+    context: tl.tensor, splits: tl.tensor, split: tl.tensor, KEYS: tl.constexpr
+) -> tl.tensor:
+    """Positions between two borders of a row of `context` positions: at least `split`."""
+    return tl.maximum(split, tl.cdiv(tl.cdiv(context, splits), KEYS) * KEYS)
 
 
 @jit
@@ -221,7 +231,10 @@ def _attention_kernel(
     if first >= row_length:
         return
 
-    first_position = tl.load(starts + row) + first
+    start = tl.load(starts + row)
+    if CONCURRENT:
+        split = _split_of(start + row_length, tl.num_programs(2), split, KEYS)
+    first_position = start + first
     context = first_position + tl.minimum(TOKENS, row_length - first)
     oldest = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW else 0
     first_split = oldest // split
@@ -303,6 +316,7 @@ def _merge_kernel(
     GROUP_TILE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     HEAD_TILE: tl.constexpr,
+    KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> None:
     """One program per (token, key/value head): merge the splits that the token sees, in order."""
@@ -310,7 +324,11 @@ def _merge_kernel(
     if token >= tl.load(offsets + rows):
         return
     row = _find_row(offsets, rows, token, 1, 0)
-    position = tl.load(starts + row) + token - tl.load(offsets + row)
+    row_begin = tl.load(offsets + row)
+    start = tl.load(starts + row)
+    row_length = tl.load(offsets + row + 1) - row_begin
+    split = _split_of(start + row_length, splits, split, KEYS)
+    position = start + token - row_begin
     oldest = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
     lane = tl.arange(0, GROUP_TILE)
     dims = tl.arange(0, HEAD_TILE)
@@ -373,8 +391,8 @@ def attention(
     tiling = tiling or choose_tiling(
         query, key_cache, tables, chip_of(query.device), invariant=invariant
     )
-    splits = triton.cdiv(width * block_size, tiling.split)
-    parts = (tokens, heads, splits) if tiling.concurrent else (0, 0, 0)
+    concurrent = tiling.splits > 1
+    parts = (tokens, heads, tiling.splits) if concurrent else (0, 0, 0)
     split_sums = query.new_empty((*parts, head_size), dtype=torch.float32)
     split_stats = query.new_empty((*parts, 2), dtype=torch.float32)
     group = heads // kv_heads
@@ -383,11 +401,12 @@ def attention(
         "GROUP": group,
         "HEAD_SIZE": head_size,
         "HEAD_TILE": matrix_side(head_size),
+        "KEYS": tiling.keys,
         "WINDOW": window,
         "enable_fp_fusion": not invariant,
     }
     tiles = tokens // (tiling.queries // group) + rows
-    _attention_kernel[(tiles, kv_heads, splits if tiling.concurrent else 1)](
+    _attention_kernel[(tiles, kv_heads, tiling.splits)](
         query,
         key_cache,
         value_cache,
@@ -407,17 +426,16 @@ def attention(
         tables.stride(0),
         BLOCK_SIZE=block_size,
         QUERIES=tiling.queries,
-        KEYS=tiling.keys,
         CAPPED=softcap > 0,
         SLOPED=slopes is not None,
-        CONCURRENT=tiling.concurrent,
-        SERIAL=not tiling.concurrent and splits > 1,
+        CONCURRENT=concurrent,
+        SERIAL=not concurrent and width * block_size > tiling.split,
         DOT_TYPE=_dot_type(query.dtype, key_cache.dtype),
         num_warps=tiling.warps,
         num_stages=tiling.stages,
         **constants,
     )
-    if tiling.concurrent:
+    if concurrent:
         _merge_kernel[(tokens, kv_heads)](
             split_sums,
             split_stats,
@@ -426,7 +444,7 @@ def attention(
             output,
             rows,
             tiling.split,
-            splits,
+            tiling.splits,
             GROUP_TILE=triton.next_power_of_2(group),
             num_warps=1 if group <= 4 else 4,
             **constants,

@@ -39,8 +39,8 @@ class Tiling:
 
     queries: rows of a query tile (tokens x query heads of one key/value head), a power of two.
     keys: positions of a key tile, a power of two.
-    split: positions between two split borders, a multiple of `keys`.
-    concurrent: whether each split of a query tile has a program of its own.
+    split: the least number of positions between two split borders, a multiple of `keys`.
+    splits: programs that share a query tile, each with a split of its own; 1: one walks over all.
     warps: warps of a program.
     stages: depth of the software pipeline of loads.
     """
@@ -48,7 +48,7 @@ class Tiling:
     queries: int
     keys: int
     split: int
-    concurrent: bool
+    splits: int
     warps: int
     stages: int
 
@@ -76,8 +76,8 @@ def choose_tiling(
 
     As many tokens as rows are taken for a decode step: the smallest query tile then does the least
     work for the keys it reads. A batch with few query tiles is split over the context until the
-    chip is full. An invariant tiling differs between the shapes of one model in `concurrent` only,
-    on which no bit depends.
+    chip is full. An invariant tiling differs between the shapes of one model in `splits` only, on
+    which no bit depends: it is one, or enough for every split of a fixed size.
     """
     heads, head_size = query.shape[1:]
     kv_heads, block_size = key_cache.shape[1:3]
@@ -97,8 +97,9 @@ def choose_tiling(
     programs = kv_heads * (query.shape[0] // (queries // group) + rows)
     wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * chip.processors, programs)
     if invariant:
-        split, concurrent = _INVARIANT_SPLIT, wanted >= 4 and width > _INVARIANT_SPLIT
+        split = _INVARIANT_SPLIT
+        splits = triton.cdiv(width, split) if wanted >= 4 else 1
     else:
         splits = min(wanted, triton.cdiv(width, _SMALLEST_SPLIT), _MOST_SPLITS)
-        split, concurrent = triton.cdiv(triton.cdiv(width, splits), keys) * keys, splits > 1
-    return Tiling(queries, keys, split, concurrent, warps, min(stages, chip.stages))
+        split = _SMALLEST_SPLIT if splits > 1 else triton.cdiv(width, keys) * keys
+    return Tiling(queries, keys, split, splits, warps, min(stages, chip.stages))

@@ -48,7 +48,7 @@ TILINGS = st.one_of(
         queries=st.sampled_from([16, 32]),
         keys=st.sampled_from([16, 32]),
         split=st.sampled_from([32, 64]),
-        concurrent=st.booleans(),
+        splits=st.sampled_from([1, 2, 5]),
         warps=st.just(4),
         stages=st.just(2),
     ),
@@ -99,14 +99,26 @@ def test_takes_queries_out_of_a_fused_projection():
     torch.testing.assert_close(output.double(), expected, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("concurrent", [True, False])
-def test_passes_over_tokens_that_pad_the_batch(concurrent):
+@pytest.mark.parametrize("splits", [1, 3])
+def test_passes_over_tokens_that_pad_the_batch(splits):
     case = paged_case([(100, 1), (0, 2)], seed=6)
     padded = dataclasses.replace(case, query=torch.cat((case.query, torch.full((60, 6, 64), 1.0))))
-    tiling = Tiling(queries=16, keys=32, split=64, concurrent=concurrent, warps=4, stages=2)
+    tiling = Tiling(queries=16, keys=32, split=64, splits=splits, warps=4, stages=2)
     output = attention(*padded.arguments(), scale=0.125, tiling=tiling)
     expected = dense_attention(case, 0.125)
     torch.testing.assert_close(output[:3].double(), expected, rtol=2e-6, atol=2e-6)
+
+
+def test_a_launch_is_right_for_every_length():
+    """Tables of the greatest width, as in a captured graph: a row's own length sets its splits."""
+    tiling = Tiling(queries=16, keys=16, split=32, splits=3, warps=4, stages=2)
+    case = paged_case([(0, 1), (40, 1), (200, 1), (70, 5)], seed=7)
+    wide = torch.full((4, 90), -(2**30), dtype=torch.int32)
+    wide[:, : case.tables.shape[1]] = case.tables
+    captured = dataclasses.replace(case, tables=wide)
+    output = attention(*captured.arguments(), scale=0.125, tiling=tiling)
+    expected = dense_attention(case, 0.125)
+    torch.testing.assert_close(output.double(), expected, rtol=2e-6, atol=2e-6)
 
 
 def test_answers_a_step_without_tokens():
@@ -117,8 +129,8 @@ def test_answers_a_step_without_tokens():
 @pytest.mark.parametrize("window", [0, 40])
 def test_a_row_has_the_same_bits_in_every_batch(window):
     case = paged_case([(0, 3), (75, 1), (128, 7), (9, 2)], seed=4, heads=4)
-    serial = Tiling(queries=32, keys=32, split=64, concurrent=False, warps=4, stages=2)
-    concurrent = dataclasses.replace(serial, concurrent=True)
+    serial = Tiling(queries=32, keys=32, split=64, splits=1, warps=4, stages=2)
+    concurrent = dataclasses.replace(serial, splits=4)
     options = {"scale": 0.125, "window": window, "invariant": True}
     together = attention(*case.arguments(), tiling=serial, **options)
     assert torch.equal(attention(*case.arguments(), tiling=concurrent, **options), together)
@@ -145,7 +157,7 @@ def test_an_invariant_tiling_does_not_depend_on_the_batch():
         chosen = choose_tiling(
             case.query, case.key_cache, case.tables, chip_of(case.query.device), invariant=True
         )
-        tilings.add(dataclasses.replace(chosen, concurrent=False))
+        tilings.add(dataclasses.replace(chosen, splits=1))
     assert len(tilings) == 1
 
 

@@ -1,0 +1,128 @@
+"""How fast the attention kernels are on this GPU, beside a copy and a matrix product.
+
+Launches are captured in a CUDA graph, as a worker replays them, so that Python's share is left
+out; every launch of a graph reads other blocks, so that no cache serves it.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagefleet_kernels.triton_attention import attention
+
+HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 32, 8, 128, 16
+DTYPE = torch.bfloat16
+REPLAYS = 10
+TOKEN_BYTES = 2 * KV_HEADS * HEAD_SIZE * DTYPE.itemsize
+BATCHES, CONTEXTS = (1, 16, 64, 128), (1024, 4096, 16384)
+PREFILLS = ((1, 0, 8192), (4, 0, 2048), (1, 6144, 2048))
+"""(rows, position of the first new token, new tokens)"""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table: a rate or a time, beside its limit."""
+
+    part: str
+    case: str
+    found: str
+    limit: str
+    share: float
+    goal: float | None = None
+
+
+def seconds_of(work: Callable[[int], object], calls: int, repeats: int = 7) -> float:
+    """Median seconds of a call, of `calls` in one graph that each get their number."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in range(2):
+            work(call % calls)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in range(calls):
+            work(call)
+    found = []
+    graph.replay()
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(REPLAYS):
+            graph.replay()
+        torch.cuda.synchronize()
+        found.append((time.perf_counter() - began) / REPLAYS / calls)
+    return statistics.median(found)
+
+
+def copy_rate(device: torch.device, nbytes: int = 4 << 30) -> float:
+    """Bytes a second that a copy within the device's memory reads and writes."""
+    source = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * nbytes / seconds_of(lambda _: target.copy_(source), 4)
+
+
+def product_rate(device: torch.device, size: int = 8192) -> float:
+    """Floating-point operations a second of a square bfloat16 matrix product."""
+    left, right = (torch.randn(size, size, device=device, dtype=DTYPE) for _ in range(2))
+    output = torch.empty_like(left)
+    return 2 * size**3 / seconds_of(lambda _: torch.mm(left, right, out=output), 4)
+
+
+def decode_figures(device: torch.device, copy: float) -> Iterator[Figure]:
+    """Decode attention: bytes of keys and values read a second, beside the copy's."""
+    available = torch.cuda.mem_get_info(device)[0] // 2 // (TOKEN_BYTES * BLOCK_SIZE)
+    blocks = min(BATCHES[-1] * CONTEXTS[-1] // BLOCK_SIZE, available)
+    caches = _caches(blocks, device)
+    for context in CONTEXTS:
+        for rows in BATCHES:
+            width = context // BLOCK_SIZE
+            calls = min(blocks // (rows * width), 16)
+            if not calls:
+                continue
+            tables = torch.randperm(blocks, device=device)[: calls * rows * width]
+            tables = tables.to(torch.int32).view(calls, rows, width)
+            query = torch.randn(rows, HEADS, HEAD_SIZE, device=device, dtype=DTYPE)
+            seconds = _seconds(query, caches, tables, context - 1, 1)
+            rate = rows * context * TOKEN_BYTES / seconds
+            goal = (0.85 if context >= 4096 else 0.6) if rows == 64 else None
+            case = f"B {rows}, context {context}"
+            found = f"{rate / 1e9:.0f} GB/s"
+            yield Figure("decode", case, found, f"{copy / 1e9:.0f}", rate / copy, goal)
+
+
+def prefill_figures(device: torch.device, product: float) -> Iterator[Figure]:
+    """Prefill attention: operations of its two products over visible keys, beside a product's."""
+    for rows, start, count in PREFILLS:
+        width = (start + count) // BLOCK_SIZE
+        caches = _caches(rows * width, device)
+        tables = torch.randperm(rows * width, device=device).to(torch.int32).view(1, rows, width)
+        query = torch.randn(rows * count, HEADS, HEAD_SIZE, device=device, dtype=DTYPE)
+        seconds = _seconds(query, caches, tables.expand(4, -1, -1), start, count)
+        seen = count * start + count * (count + 1) // 2
+        rate = 4 * HEADS * HEAD_SIZE * rows * seen / seconds
+        case = f"{rows} x {count} tokens after {start}"
+        found = f"{rate / 1e12:.0f} TFLOP/s"
+        yield Figure("prefill", case, found, f"{product / 1e12:.0f}", rate / product)
+
+
+def _caches(blocks: int, device: torch.device) -> Tensor:
+    shape = (2, blocks, KV_HEADS, BLOCK_SIZE, HEAD_SIZE)
+    return torch.empty(shape, device=device, dtype=DTYPE).normal_()
+
+
+def _seconds(query: Tensor, caches: Tensor, tables: Tensor, start: int, count: int) -> float:
+    """A launch over rows of `count` tokens from `start`; tables are [calls, R, M]."""
+    calls, rows = tables.shape[:2]
+    starts = torch.full((rows,), start, dtype=torch.int32, device=query.device)
+    offsets = torch.arange(rows + 1, dtype=torch.int32, device=query.device) * count
+
+    def work(call: int) -> Tensor:
+        arguments = (query, caches[0], caches[1], tables[call], starts, offsets)
+        return attention(*arguments, scale=HEAD_SIZE**-0.5)
+
+    return seconds_of(work, calls)

@@ -1,0 +1,170 @@
+"""Whole decode steps of a worker on this GPU: an engine with random weights of an 8B model, driven
+by hand-made plans, the next one sent before the last one's result is read.
+
+The limit of a step is max(weights / bandwidth, 2 x parameters x rows / product rate) + keys and
+values / bandwidth, at the rates measured in the same run.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_rates import Figure
+from pagefleet.params import SamplingParams
+from pagefleet.wire import SAMPLED, Open, Plan, checksum, pack_ints
+from pagefleet_kernels.dispatch import select
+from pagefleet_worker.config import DecoderConfig
+from pagefleet_worker.decoder import Decoder
+from pagefleet_worker.device_slots import DeviceSlots
+from pagefleet_worker.engine import TorchEngine
+from pagefleet_worker.graphs import CudaCapture
+from pagefleet_worker.inputs import DeviceInputs
+from pagefleet_worker.interface import EngineFacts, Launched
+from pagefleet_worker.pools import make_pool
+from pagefleet_worker.rope import Rope
+from pagefleet_worker.weights import DecoderWeights, LayerWeights
+
+CASES = ((1, 512), (8, 1024), (32, 1024), (128, 1024), (128, 4096))
+"""(rows, context)"""
+
+STEPS, WARM_UP = 30, 6
+BLOCK_SIZE = 16
+DTYPE = torch.bfloat16
+GOAL = 0.7
+
+CONFIG = DecoderConfig(
+    architecture="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    layers=32,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    norm_eps=1e-5,
+    rope=Rope(rope_theta=500000.0),
+    max_positions=8192,
+    windows=(0,) * 32,
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    tied_embeddings=False,
+    dtype="bfloat16",
+)
+GREEDY = SamplingParams(max_tokens=1 << 20, seed=0, temperature=0)
+
+
+def random_decoder(config: DecoderConfig, device: torch.device) -> Decoder:
+    """A decoder of these sizes whose numbers stay small."""
+
+    def matrix(outputs: int, inputs: int) -> Tensor:
+        weight = torch.empty(outputs, inputs, device=device, dtype=DTYPE)
+        return weight.normal_(std=inputs**-0.5)
+
+    hidden, inner = config.hidden_size, config.intermediate_size
+    norm = torch.ones(hidden, device=device, dtype=DTYPE)
+    layers = [
+        LayerWeights(
+            attention_norm=norm,
+            qkv=matrix(config.query_size + 2 * config.kv_size, hidden),
+            output=matrix(hidden, config.query_size),
+            mlp_norm=norm,
+            gate_up=matrix(2 * inner, hidden),
+            down=matrix(hidden, inner),
+        )
+        for _ in range(config.layers)
+    ]
+    embedding, head = (matrix(config.vocab_size, hidden) for _ in range(2))
+    weights = DecoderWeights(embedding, layers, norm, head)
+    return Decoder(config, weights, select(device), config.max_positions, lambda: None)
+
+
+class Company:
+    """Sequences that go on side by side from `context` tokens that count as computed already."""
+
+    def __init__(self, engine: TorchEngine, rows: int, context: int) -> None:
+        self.engine, self.position = engine, context
+        width = -(-(context + STEPS + WARM_UP) // BLOCK_SIZE)
+        self.tables = torch.randperm(engine.facts.blocks)[: rows * width].view(rows, width).tolist()
+        self.checksums = [checksum(pack_ints(table)) for table in self.tables]
+        self.steps = 0
+        engine.reset()
+
+    def launch(self) -> Launched:
+        """Every row's next token."""
+        opens, deltas, inputs = [], [], [SAMPLED] * len(self.tables)
+        if self.steps == 0:
+            inputs = [1] * len(self.tables)
+            prompt = pack_ints([1] * (self.position + 1))
+            opens = [Open(slot, GREEDY, prompt, b"", [0]) for slot in range(len(self.tables))]
+            for slot, table in enumerate(self.tables):
+                deltas += [each for entry in enumerate(table) for each in (slot, *entry)]
+        rows = [
+            number
+            for slot, (table, crc) in enumerate(zip(self.tables, self.checksums, strict=True))
+            for number in (slot, self.position, 1, 1, len(table), crc)
+        ]
+        packed = pack_ints(rows), pack_ints(inputs)
+        plan = Plan(1, self.steps, *packed, opens=opens, tables=pack_ints(deltas))
+        self.position, self.steps = self.position + 1, self.steps + 1
+        return self.engine.launch(plan)
+
+
+def step_seconds(engine: TorchEngine, rows: int, context: int) -> tuple[float, float]:
+    """(seconds a step, of these the seconds in which Python orders it)."""
+    company, flights = Company(engine, rows, context), deque[Launched]()
+    ordering, began = 0.0, 0.0
+    for step in range(WARM_UP + STEPS):
+        if step == WARM_UP:
+            flights.pop().result()
+            ordering, began = 0.0, time.perf_counter()
+        before = time.perf_counter()
+        flights.append(company.launch())
+        ordering += time.perf_counter() - before
+        if len(flights) > 1:
+            flights.popleft().result()
+    flights.pop().result()
+    return (time.perf_counter() - began) / STEPS, ordering / STEPS
+
+
+def limit_of(config: DecoderConfig, rows: int, context: int, copy: float, product: float) -> float:
+    """The least seconds of a decode step."""
+    matrices = config.hidden_size * (
+        config.layers * (2 * config.query_size + 2 * config.kv_size + 3 * config.intermediate_size)
+        + config.vocab_size
+    )
+    kv_bytes = rows * context * 2 * config.layers * config.kv_size * DTYPE.itemsize
+    weights = max(matrices * DTYPE.itemsize / copy, 2 * matrices * rows / product)
+    return weights + kv_bytes / copy
+
+
+def step_figures(device: torch.device, copy: float, product: float) -> Iterator[Figure]:
+    """Steps of each case, replayed from CUDA graphs and ordered kernel by kernel."""
+    decoder = random_decoder(CONFIG, device)
+    room = STEPS + WARM_UP + BLOCK_SIZE
+    block_bytes = 2 * CONFIG.layers * CONFIG.kv_size * BLOCK_SIZE * DTYPE.itemsize
+    available = int(torch.cuda.mem_get_info(device)[0] * 0.9) // block_bytes
+    wanted = max(rows * (context + room) for rows, context in CASES) // BLOCK_SIZE
+    blocks = min(wanted, available)
+    pool = make_pool(CONFIG, blocks + 1, BLOCK_SIZE, DTYPE, device)
+    facts = EngineFacts("8B", "random", BLOCK_SIZE, blocks, 128, 8192, 8192, CONFIG.vocab_size)
+    make = partial(TorchEngine, facts, decoder, decoder.kernels, pool)
+    for graphs in (True, False):
+        inputs = DeviceInputs(decoder, pool, DeviceSlots.of(facts, device), lambda: None)
+        if graphs:
+            inputs.capture(sorted({rows for rows, _ in CASES}), CudaCapture())
+        engine = make(inputs=inputs)
+        for rows, context in CASES:
+            if rows * (context + room) > blocks * BLOCK_SIZE:
+                continue
+            seconds, ordering = step_seconds(engine, rows, context)
+            limit = limit_of(CONFIG, rows, context, copy, product)
+            case = f"B {rows}, context {context}, graphs {'on' if graphs else 'off'}"
+            found = f"{seconds * 1e3:.2f} ms, {ordering * 1e3:.2f} of it Python's"
+            goal = GOAL if graphs and rows >= 8 else None
+            yield Figure("step", case, found, f"{limit * 1e3:.2f}", limit / seconds, goal)

@@ -1,0 +1,54 @@
+"""The GPU check without a GPU: kernels in the interpreter, and the parts that only count."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu_step import CONFIG, Company, limit_of, step_seconds
+from pagefleet.settings import WorkerSettings
+from pagefleet_worker.loading import load_engine
+from tests.gpu_twin import as_on_gpu
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_without_a_gpu_it_checks_the_kernels_and_says_what_it_left_out():
+    finished = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_check", "--quick"],
+        cwd=ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(finished.stdout, finished.stderr)
+    assert finished.returncode == 0
+    assert finished.stdout.startswith("No GPU")
+    assert "Not measured: decode and prefill attention" in finished.stdout
+    checked = {line.split(" | ")[0] for line in finished.stdout.splitlines() if "| ok |" in line}
+    assert {"| attention", "| copy_blocks", "| sample", "| silu_mul"} <= checked
+    assert "WRONG" not in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("rows", "context", "milliseconds"),
+    [(1, 512, 3.51), (32, 1024, 4.49), (128, 1024, 7.49), (128, 4096, 19.5)],
+)
+def test_the_limit_of_a_step(rows, context, milliseconds):
+    found = limit_of(CONFIG, rows, context, copy=4.3e12, product=790e12)
+    assert found * 1e3 == pytest.approx(milliseconds, rel=0.01)
+
+
+def test_a_company_goes_on_ahead_of_its_results(prepared_model):
+    settings = WorkerSettings(num_blocks=40, max_num_seqs=4, device="cpu", dtype="float32")
+    engine = as_on_gpu(load_engine(prepared_model("llama"), settings, lambda: None), [1, 4])
+    seconds, ordering = step_seconds(engine, 3, 64)
+    assert 0 < ordering < seconds
+    company = Company(engine, 2, 20)
+    first, second = company.launch(), company.launch()
+    assert len(first.result().tokens) == len(second.result().tokens) == 8
+    assert not torch.isnan(engine.pool[:, :, : engine.facts.blocks]).any()
