@@ -19,7 +19,7 @@ from pagefleet.observe import configure_logging
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import GatewaySettings, parse, refuse
 from pagefleet.transport import EndpointError, check_endpoint
-from pagefleet_gateway.app import build_app, build_gateway
+from pagefleet_gateway.app import TracingError, build_app, build_gateway
 from pagefleet_gateway.gateway import DRAINING, Gateway
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.protocol import CLOSE, HEADER_BYTES, IDLE_SECONDS, GuardedProtocol
@@ -36,6 +36,7 @@ _LOOK_SECONDS = 0.05
 
 _FAILURES = (
     *(EndpointError, ManifestError, VocabularyError, ChatTemplateError, KeyFileError),
+    TracingError,
     OSError,
 )
 

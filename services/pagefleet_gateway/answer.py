@@ -60,6 +60,8 @@ class Answer:
         form = generation.message
         self._readers = {index: MessageReader(form) for index in self.choices} if form else {}
         self._going = set(self.choices)
+        self.queued = 0.0
+        """Seconds that its requests waited before they first ran, at most."""
         for index, had in generation.had.items():
             if had.finished:
                 self.choices[index].count = had.count
@@ -102,7 +104,7 @@ class Answer:
                 case Output(finish=Finish.TIMEOUT) if not self._begun:
                     raise too_late()
                 case Output(choice=index):
-                    self._count_cached(item)
+                    self._learn_of_first_run(item)
                     if index in self._going:
                         pieces[index] += self._news(index, item)
                 case PromptOutput():
@@ -155,10 +157,11 @@ class Answer:
             offset=len(generation.echo[number]) if generation.echo else 0,
         )
 
-    def _count_cached(self, item: Output) -> None:
+    def _learn_of_first_run(self, item: Output) -> None:
         prompt = self._by_request[item.request]
         if prompt.cached is None:
             prompt.cached = item.cached
+            self.queued = max(self.queued, item.queued / 1e6)
 
     def _take_prompt(self, item: PromptOutput) -> None:
         prompt = self._by_request[item.request]

@@ -4,9 +4,11 @@ The routes that take a body are plain ASGI endpoints, so that little wraps what 
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -34,12 +36,23 @@ from pagefleet_gateway.serving import GenerationRoute
 from pagefleet_gateway.tenants import Keyring
 from pagefleet_gateway.tokenizing import TokenizerRoute, detokenize, tokenize
 
+if TYPE_CHECKING:
+    from pagefleet_gateway.tracing import Tracer
+
+OTLP_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+"""Environment variables that ask for traces."""
+
+
+class TracingError(Exception):
+    """Traces cannot be made; says why."""
+
 
 def build_gateway(settings: GatewaySettings, model: ServedModel) -> Gateway:
     """What the routes work with.
 
     Raises:
         KeyFileError: the file of keys that the settings name is not usable.
+        TracingError: traces are asked for, but not installed.
     """
     client = SchedulerClient(settings.gateway_endpoint)
     metrics = Metrics(model.name)
@@ -47,6 +60,7 @@ def build_gateway(settings: GatewaySettings, model: ServedModel) -> Gateway:
     file = settings.api_key_file
     keyring = Keyring(settings.api_key, None if file is None else Path(file))
     gateway = Gateway(settings, model, client, metrics, keyring)
+    gateway.tracer = _tracer(settings.otlp_traces_endpoint)
     if settings.resume_secret is not None:
         gateway.resume_secret = settings.resume_secret.encode()
     return gateway
@@ -62,6 +76,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
             yield
         lag.cancel()
         gateway.threads.shutdown(wait=False, cancel_futures=True)
+        if gateway.tracer is not None:
+            gateway.tracer.close()
 
     app = Starlette(
         routes=routes(gateway),
@@ -74,7 +90,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return Edge(app, gateway.metrics, gateway.settings.root_path)
+    return Edge(app, gateway.metrics, gateway.settings.root_path, gateway.tracer)
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -99,6 +115,17 @@ def routes(gateway: Gateway) -> list[Route]:
         Route("/metrics", facts.metrics),
         Route("/version", facts.version),
     ]
+
+
+def _tracer(endpoint: str | None) -> "Tracer | None":
+    if endpoint is None and os.environ.keys().isdisjoint(OTLP_ENDPOINTS):
+        return None
+    try:
+        from pagefleet_gateway.tracing import Tracer
+    except ImportError as error:
+        text = "Traces need what the extra `tracing` installs: pip install 'pagefleet[tracing]'."
+        raise TracingError(text) from error
+    return Tracer.connect(endpoint)
 
 
 async def _openapi(request: Request) -> Response:

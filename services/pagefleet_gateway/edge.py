@@ -2,12 +2,12 @@
 
 Whatever is answered carries `X-Request-Id`. Requests need a key on every route but `OPEN_PATHS`,
 known or not, as soon as there are keys. The log tells sizes and times; prompts and answers are in
-it only with `--log-prompts`.
+it only with `--log-prompts`. Whatever is sent with a body is traced, if anything is (`tracing`).
 """
 
 import logging
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +18,9 @@ from pagefleet_gateway.metrics import Metrics
 from pagefleet_gateway.record import Record, begin, record_of
 from pagefleet_gateway.tenants import Keyring, Tenant
 
+if TYPE_CHECKING:
+    from pagefleet_gateway.tracing import Tracer
+
 _LOG = logging.getLogger(__name__)
 
 OPEN_PATHS: Final = frozenset({"/", "/live", "/ready", "/health"})
@@ -27,9 +30,16 @@ OPEN_PATHS: Final = frozenset({"/", "/live", "/ready", "/health"})
 class Edge:
     """Wraps the application; `root_path` is what a proxy before it leaves in front of paths."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, root_path: str = "") -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        root_path: str = "",
+        tracer: "Tracer | None" = None,
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracer = tracer
         self._root_path = root_path.rstrip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,10 +64,13 @@ class Edge:
             self._ended(scope, record)
 
     def _ended(self, scope: Scope, record: Record) -> None:
+        now = time.monotonic()
         self._metrics.answered(record)
+        if self._tracer is not None and scope["method"] == "POST":
+            self._tracer.ended(scope, record, now)
         level = logging.DEBUG if scope["method"] == "GET" else logging.INFO
         if _LOG.isEnabledFor(level):
-            _LOG.log(level, "%s", _line(scope, record, time.monotonic() - record.began))
+            _LOG.log(level, "%s", _line(scope, record, now - record.began))
 
 
 class KeyGuard:

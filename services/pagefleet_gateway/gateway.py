@@ -4,13 +4,16 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pagefleet.settings import GatewaySettings
 from pagefleet_gateway.client import SchedulerClient
 from pagefleet_gateway.metrics import Metrics
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.tenants import Keyring
+
+if TYPE_CHECKING:
+    from pagefleet_gateway.tracing import Tracer
 
 KEEP_ALIVE_SECONDS: Final = 10.0
 """Without news, after which a stream says that it still waits."""
@@ -34,6 +37,7 @@ class Gateway:
     keep_alive: float = KEEP_ALIVE_SECONDS
     resume_secret: bytes = field(default_factory=lambda: os.urandom(32))
     """Signs the ids by which streams are resumed, here or at a gateway with the same."""
+    tracer: "Tracer | None" = None
     draining: bool = False
     """It finishes what it has, and takes nothing more."""
 

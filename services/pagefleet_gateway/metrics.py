@@ -5,7 +5,7 @@ clients see them. `engine` is `all` in these, because a gateway does not see whi
 request. What is ours alone is under `pagefleet_`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,6 +53,14 @@ class Metrics:
         self.e2e_latency = self._histogram(
             "e2e_request_latency_seconds", "From the request to its last token.", _WHOLE
         )
+        self._phases = {
+            name: self._histogram(f"request_{name}_time_seconds", help, _WHOLE)
+            for name, help in (
+                ("queue", "From a request's arrival at the scheduler until it first ran."),
+                ("prefill", "From then to its first token."),
+                ("decode", "From its first token to its last."),
+            )
+        }
         self.request_prompt_tokens = self._histogram(
             "request_prompt_tokens", "Prompt tokens of a request.", _TOKENS
         )
@@ -104,6 +112,12 @@ class Metrics:
             self._tenant_tokens.labels(tenant, "prompt").inc(record.prompt_tokens)
             self._tenant_tokens.labels(tenant, "generated").inc(record.generated_tokens)
 
+    def phases(self, phases: Iterable[tuple[str, float, float]]) -> None:
+        """Count the parts of a request that was answered (`Record.phases`)."""
+        for name, start, end in phases:
+            if name in self._phases:
+                self._phases[name].observe(end - start)
+
     def finished(self, reason: str) -> None:
         """Count a choice that ended."""
         self._success.labels(*self._labels.values(), reason).inc()
@@ -129,14 +143,13 @@ class RequestTimer:
 
     metrics: Metrics
     record: Record
-    _first: bool = True
-    _last: float = 0.0
+    answer: Answer
 
     def arrived(self, pieces: Mapping[int, Piece], now: float) -> None:
         """Tokens of the request came in."""
         for piece in pieces.values():
-            if piece.tokens and not self._first:
-                self.metrics.inter_token_latency.observe(now - self._last)
+            if piece.tokens and self.record.first_token is not None:
+                self.metrics.inter_token_latency.observe(now - self.record.last_token)
             if piece.finish is not None:
                 self.metrics.finished(piece.finish)
         generated = sum(len(piece.tokens) for piece in pieces.values())
@@ -144,17 +157,21 @@ class RequestTimer:
             self._count(generated, now)
 
     def _count(self, generated: int, now: float) -> None:
-        if self._first:
-            self.metrics.time_to_first_token.observe(now - self.record.began)
-        self._first, self._last = False, now
+        record = self.record
+        if record.first_token is None:
+            self.metrics.time_to_first_token.observe(now - record.began)
+            record.first_token = now
+            record.queued = self.answer.queued
+        record.last_token = now
         self.metrics.generation_tokens.inc(generated)
         self.metrics.generated.add(generated, now)
-        self.record.generated_tokens += generated
-        self.record.tenant.charge(generated, now)
+        record.generated_tokens += generated
+        record.tenant.charge(generated, now)
 
-    def ended(self, answer: Answer, now: float) -> None:
+    def ended(self, now: float) -> None:
         """The request was answered in full."""
-        usage = answer.usage
+        usage = self.answer.usage
+        self.metrics.phases(self.record.phases(now))
         self.metrics.e2e_latency.observe(now - self.record.began)
         self.metrics.request_prompt_tokens.observe(usage.prompt_tokens)
         self.metrics.request_generation_tokens.observe(usage.completion_tokens)

@@ -28,9 +28,30 @@ class Record:
     """The code of the error that it was answered with, or that ended its stream."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    handed_over: float | None = None
+    """When the scheduler was given it."""
+    queued: float = 0.0
+    """Seconds after that before it first ran; known with the first token."""
+    first_token: float | None = None
+    last_token: float = 0.0
     prompts: list[str] = field(default_factory=list)
     """Texts, and those of the choices by number; only where they are to be logged."""
     answers: dict[int, str] = field(default_factory=dict)
+
+    def phases(self, ended: float) -> list[tuple[str, float, float]]:
+        """What it waited for, from when until when. Without a token, the queue is all it saw."""
+        if self.handed_over is None:
+            return [("gateway", self.began, ended)]
+        phases = [("gateway", self.began, self.handed_over)]
+        if self.first_token is None:
+            return [*phases, ("queue", self.handed_over, ended)]
+        ran = min(self.handed_over + self.queued, self.first_token)
+        return [
+            *phases,
+            ("queue", self.handed_over, ran),
+            ("prefill", ran, self.first_token),
+            ("decode", self.first_token, self.last_token),
+        ]
 
     def write_down(self, texts: dict[int, str]) -> None:
         """How the choices go on."""

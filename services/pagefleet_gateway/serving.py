@@ -58,13 +58,14 @@ class GenerationRoute(PostRoute):
         headers: _Headers = []
         if generation.ignored:
             headers.append((b"x-ignored-fields", _shown(generation.ignored)))
-        record.tenant.charge(record.prompt_tokens, time.monotonic())
+        record.handed_over = time.monotonic()
+        record.tenant.charge(record.prompt_tokens, record.handed_over)
         renderer = Renderer(answer, gateway.model, int(time.time()), ticket)
         async with (
             gateway.client.open(generation.unfinished) as mailbox,
             _watching(receive, mailbox),
         ):
-            run = Run(gateway, answer, mailbox, RequestTimer(gateway.metrics, record))
+            run = Run(gateway, answer, mailbox, RequestTimer(gateway.metrics, record, answer))
             if generation.body.stream:
                 await _send_stream(run, renderer, headers, send)
             else:
@@ -119,7 +120,7 @@ class Run:
         if self.gateway.settings.log_prompts:
             self.timer.record.write_down({i: piece.text for i, piece in pieces.items()})
         if self.answer.finished:
-            self.timer.ended(self.answer, now)
+            self.timer.ended(now)
         return pieces
 
     def sent(self, pieces: Mapping[int, Piece]) -> None:

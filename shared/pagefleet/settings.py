@@ -105,6 +105,9 @@ class GatewaySettings(ModelSettings):
     max_choices: int = setting(
         MAX_CHOICES, "choices (n, best_of, beams) that a prompt may have", least=1, most=MAX_CHOICES
     )
+    otlp_traces_endpoint: str | None = setting(
+        None, "URL of an OpenTelemetry collector, for example http://localhost:4318/v1/traces"
+    )
     log_prompts: bool = setting(False, "log prompts and answers too")
     max_body_bytes: int = setting(
         2 * 2**20, "largest request body, for example 2MiB", least=1024, convert=parse_size

@@ -44,6 +44,9 @@ from pagefleet.wire import (
     unpack_ints,
 )
 
+QUEUED = 1
+"""Microseconds that every request is said to have waited."""
+
 
 def expected_token(prompt: list[int], choice: int, position: int) -> int:
     """The token of a choice at an output position."""
@@ -92,6 +95,7 @@ class Running:
             None if params.logprobs is None else logprobs_of([token], params.logprobs),
             finish,
             cached=len(self.prompt) // 2,
+            queued=0 if position else QUEUED,
         )
 
 

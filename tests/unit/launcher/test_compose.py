@@ -4,6 +4,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from pagefleet.settings import GatewaySettings, SchedulerSettings, WorkerSetting
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = yaml.safe_load((ROOT / "compose/compose.yml").read_text())
+OBSERVE = yaml.safe_load((ROOT / "compose/observe.yml").read_text())["services"]
 SERVICES = COMPOSE["services"]
 SETTINGS = {"gateway": GatewaySettings, "scheduler": SchedulerSettings, "worker": WorkerSettings}
 
@@ -38,13 +40,12 @@ def test_a_dockerfile_copies_only_what_exists_and_starts_its_service(service):
 
 
 @pytest.mark.parametrize(
-    ("service", "torch"), [("gateway", False), ("scheduler", False), ("worker", True)]
+    ("service", "installed"),
+    [("gateway", ".[tracing]"), ("scheduler", "."), ("worker", ".[worker]")],
 )
-def test_only_the_worker_s_image_has_torch(service, torch):
+def test_only_the_worker_s_image_has_torch(service, installed):
     run = dict(instructions(f"Dockerfile.{service}"))["RUN"]
-    words = shlex.split(run)
-    assert (".[worker]" in words) is torch
-    assert ("." in words) is not torch
+    assert [word for word in shlex.split(run) if word.startswith(".")] == [installed]
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -81,6 +82,32 @@ def test_the_gateway_listens_where_its_port_is_published_and_has_time_to_drain()
     assert gateway.host == "0.0.0.0"
     grace = float(SERVICES["gateway"]["stop_grace_period"].removesuffix("s"))
     assert grace > gateway.shutdown_timeout
+
+
+def test_what_observes_is_given_files_that_exist():
+    for service in OBSERVE.values():
+        for mount in service.get("volumes", []):
+            file, _, mode = mount.split(":")
+            assert (ROOT / "compose" / file).is_file()
+            assert mode == "ro"
+    home = OBSERVE["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert any(f":{home}:" in mount for mount in OBSERVE["grafana"]["volumes"])
+
+
+def test_prometheus_scrapes_the_gateways_and_grafana_asks_prometheus():
+    scraped = yaml.safe_load((ROOT / "compose/prometheus.yml").read_text())["scrape_configs"]
+    [found] = scraped[0]["dns_sd_configs"]
+    assert found["names"] == ["gateway"]
+    assert found["port"] == settings("gateway").port
+    sources = yaml.safe_load((ROOT / "compose/grafana/datasources.yml").read_text())["datasources"]
+    hosts = {urlsplit(source["url"]).hostname for source in sources}
+    assert hosts == {"prometheus", "jaeger"}
+    assert hosts <= OBSERVE.keys()
+
+
+def test_the_gateway_reports_its_traces_to_what_shows_them():
+    gateway = parse(GatewaySettings, [], env=OBSERVE["gateway"]["environment"])
+    assert urlsplit(gateway.otlp_traces_endpoint).hostname in OBSERVE
 
 
 def test_the_prepared_model_is_the_one_that_is_served(tmp_path):
