@@ -9,7 +9,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from pagefleet.params import MAX_CHOICES, MAX_LOGPROBS
+from pagefleet.params import (
+    MAX_CHOICES,
+    MAX_LENGTH_PENALTY,
+    MAX_LOGPROBS,
+    MAX_REPETITION_PENALTY,
+)
 from pagefleet_gateway.structured import ResponseFormat, StructuredOutputs
 from pagefleet_gateway.tools import MAX_TOOLS, ToolCall, ToolChoice, Tools
 
@@ -23,6 +28,8 @@ MAX_SECONDS: Final = 86_400
 _INT32_MAX = 2**31 - 1
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(ge=1 / MAX_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)]
+LengthPenalty = Annotated[float, Meta(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)]
 Count = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_LISTED)]
@@ -46,7 +53,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None
@@ -54,7 +61,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     n: Choices | None = None
     use_beam_search: bool | None = None
     beam_width: Choices | None = None
-    length_penalty: float | None = None
+    length_penalty: LengthPenalty | None = None
     early_stopping: bool | Literal["never"] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Word | Annotated[list[Word], Meta(max_length=MAX_STOP_STRINGS)] | None = None

@@ -53,10 +53,15 @@ class Slot:
 
     @classmethod
     def opened(cls, order: Open) -> "Slot":
-        """Begin as the scheduler says."""
+        """Begin as the scheduler says.
+
+        Raises:
+            PlanError: it names what is no token.
+        """
         tokens = unpack_ints(order.prompt)
         length = len(tokens)
         tokens.extend(unpack_ints(order.output))
+        _check_ids(tokens)
         return cls(order.params, length, tokens, list(order.choices), order.salt)
 
     def forked(self, choice: int) -> "Slot":
@@ -286,7 +291,13 @@ class Slots:
         within = known[row.start : row.end]
         if tokens[: len(within)] != within:
             raise PlanError(f"slot {row.number}: its input differs from its history")
+        _check_ids(tokens)
         known.extend(tokens[len(within) :])
+
+
+def _check_ids(tokens: "array[int]") -> None:
+    if min(tokens, default=0) < 0:
+        raise PlanError(f"{min(tokens)} is no token")
 
 
 def _columns(packed: Ints, width: int) -> "list[array[int]]":

@@ -18,6 +18,12 @@ MAX_LOGPROBS = 20
 MAX_CANDIDATES = 128
 """Most alternatives that a worker reports at one position; beam search looks at so many."""
 
+MAX_REPETITION_PENALTY = 1000.0
+"""And its inverse is the least: beyond, a logit leaves what float32 can hold."""
+
+MAX_LENGTH_PENALTY = 10.0
+"""Either way: beyond, a length to its power leaves what float64 can hold."""
+
 MAX_GRAMMAR_CHARACTERS = 1 << 18
 """Longest grammar of a guide."""
 
@@ -104,7 +110,16 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
             ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2"),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
-            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
+            (
+                "repetition_penalty",
+                1 / MAX_REPETITION_PENALTY <= self.repetition_penalty <= MAX_REPETITION_PENALTY,
+                f"between {1 / MAX_REPETITION_PENALTY:g} and {MAX_REPETITION_PENALTY:g}",
+            ),
+            (
+                "length_penalty",
+                abs(self.length_penalty) <= MAX_LENGTH_PENALTY,
+                f"between -{MAX_LENGTH_PENALTY:g} and {MAX_LENGTH_PENALTY:g}",
+            ),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
             ("bad_words", all(self.bad_words), "sequences of at least one token"),
             ("allowed_token_ids", self.allowed_token_ids != (), "absent or not empty"),

@@ -42,6 +42,15 @@ Ints: TypeAlias = bytes
 Floats: TypeAlias = bytes
 """Little-endian float32, one after another."""
 
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""Of anything, or a place in it: what `Ints` can hold."""
+
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+"""Of something that is kept track of one by one."""
+
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Micros: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
 SAMPLED = -1
 """As an input token of a row: the token that the worker itself sampled last for this slot."""
 
@@ -142,11 +151,18 @@ class Logprobs(Part, frozen=True):
     top: Floats
     """[m, k]"""
 
+    def __post_init__(self) -> None:
+        """Refuse lists that do not fit each other."""
+        _check_ints(self.chosen, self.top_ids)
+        tokens, alternatives = len(self.chosen), len(self.top_ids)
+        if alternatives != len(self.top) or (alternatives % tokens if tokens else alternatives):
+            raise ValueError("alternatives are not as many for each token")
+
 
 class ChoiceState(Part, frozen=True):
     """What a gateway has received of one choice: with the prompt, all that is needed to go on."""
 
-    index: int
+    index: Count
     """The choice's number over the whole HTTP request; part of the sampler's counter."""
     tokens: Ints = b""
     finished: bool = False
@@ -175,15 +191,15 @@ class Submit(Message, frozen=True):
     prompt: Ints
     params: SamplingParams
     choices: list[ChoiceState]
-    priority: int = 0
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] = 0
     """Lower goes first, within a tenant."""
     salt: bytes = b""
     """The tenant's part of every prefix hash: content is shared only under an equal salt."""
-    age: float = 0.0
+    age: Seconds = 0.0
     """Seconds since the client's request came in."""
-    left: float | None = None
+    left: Seconds | None = None
     """Seconds until its deadline, the queue included; None: it may take any time."""
-    window: int = 0
+    window: Count = 0
     """Tokens that may be sent of each choice, beyond those received, until `Credit` allows more;
     0: any number."""
     tenant: str = ""
@@ -194,8 +210,10 @@ class Submit(Message, frozen=True):
     whatever the scheduler has of it is sent here, from the first token."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be unpacked."""
+        """Refuse what cannot be unpacked, and choices of the same number."""
         _check_ints(self.prompt)
+        if len({choice.index for choice in self.choices}) < len(self.choices):
+            raise ValueError("two choices have the same number")
 
 
 class Abort(Message, frozen=True):
@@ -458,25 +476,25 @@ class WorkerHello(Message, frozen=True):
     protocol: int
     host: str
     """Of the machine: a process on the same host can be watched directly."""
-    pid: int
+    pid: Count
     started: int
     """The process's start time in kernel ticks, which tells it from a later one of the same pid."""
     fingerprint: str
     """Of the model."""
     numerics: str
     """Workers of equal class compute equal bits."""
-    block_size: int
-    blocks: int
-    slots: int
-    max_model_len: int
-    max_batched_tokens: int
+    block_size: Size
+    blocks: Size
+    slots: Size
+    max_model_len: Size
+    max_batched_tokens: Size
     """Tokens that one step may hold."""
-    vocab_size: int
-    host_blocks: int = 0
+    vocab_size: Size
+    host_blocks: Annotated[int, msgspec.Meta(ge=0, le=2**24)] = 0
     """Blocks of the pool in host memory."""
-    swap_micros: float = 0.0
+    swap_micros: Micros = 0.0
     """Microseconds that moving a block between the pools takes."""
-    compute_micros: float = 0.0
+    compute_micros: Micros = 0.0
     """Microseconds that computing a token of a long prompt takes."""
 
 

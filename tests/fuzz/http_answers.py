@@ -66,8 +66,12 @@ class Exchange:
         if self.said.reads and not self.said.rest:
             assert len(answers) == len(self.said.requests) + 1
             assert answers[-1].status == 200
-        for answer in answers:
-            _judge(answer)
+        for number, answer in enumerate(answers):
+            try:
+                _judge(answer)
+            except AssertionError as error:
+                asked = [*self.said.requests, self.said.rest or LAST][number]
+                raise AssertionError(f"{error} was the answer to {asked!r}") from error
         return [answer.status for answer in answers]
 
     def _answers(self) -> Iterator[HttpAnswer]:

@@ -1,5 +1,6 @@
 """The wire: golden bytes, an independent decoder, and refusal of everything else."""
 
+import math
 import random
 import zlib
 from array import array
@@ -132,6 +133,58 @@ def test_integers_of_odd_length_are_refused(fields: list[object]) -> None:
     for decoder in DECODERS:
         with pytest.raises(wire.WireError, match=r"integers of 32 bits|Invalid value"):
             decoder(frame)
+
+
+HELLO = wire.WorkerHello(1, "h", 1, 1, "model", "class", 16, 64, 8, 512, 64, 260)
+SUBMIT = wire.Submit("r", 1, b"1234", PARAMS, [wire.ChoiceState(0), wire.ChoiceState(1)])
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "value"),
+    [
+        (HELLO, "pid", 2**63),
+        (HELLO, "block_size", 0),
+        (HELLO, "blocks", 2**40),
+        (HELLO, "blocks", -1),
+        (HELLO, "slots", 2**40),
+        (HELLO, "max_batched_tokens", -5),
+        (HELLO, "host_blocks", 2**64 - 1),
+        (HELLO, "swap_micros", math.nan),
+        (HELLO, "compute_micros", math.inf),
+        (SUBMIT, "choices", [[0], [1], [1]]),
+        (SUBMIT, "choices", [[2**31]]),
+        (SUBMIT, "choices", [[-1]]),
+        (SUBMIT, "priority", 2**31),
+        (SUBMIT, "age", math.nan),
+        (SUBMIT, "left", -1.0),
+        (SUBMIT, "window", -1),
+    ],
+)
+def test_what_a_scheduler_could_not_keep_account_of_is_refused(
+    message: wire.Message, field: str, value: object
+) -> None:
+    tag, *fields = msgspec.to_builtins(message)
+    fields[message.__struct_fields__.index(field)] = value
+    decoder = wire.decode_from_worker if message is HELLO else wire.decode_from_gateway
+    assert decoder(wire.encode(message)) == message
+    with pytest.raises(wire.WireError):
+        decoder(wire.sealed(msgpack.packb([tag, *fields])))
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        [b"123", b"", b""],
+        [b"1234", b"1234", b""],
+        [b"12341234", b"1234", b"1234"],
+        [b"", b"1234", b"1234"],
+    ],
+)
+def test_logprobs_of_no_shape_are_refused(logprobs: list[bytes]) -> None:
+    result = ["Result", 1, 2, b"1234", [[0, [b"1234", b"1234", b"1234"]]]]
+    wire.decode_from_worker(wire.sealed(msgpack.packb(result)))
+    with pytest.raises(wire.WireError):
+        wire.decode_from_worker(wire.sealed(msgpack.packb([*result[:4], [[0, logprobs]]])))
 
 
 def test_deep_nesting_is_refused() -> None:

@@ -41,6 +41,7 @@ BAD_FOR_BOTH: list[tuple[str, Any]] = [
     ("frequency_penalty", 2.1),
     ("presence_penalty", -2.1),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 2e-309),
     ("repetition_penalty", "1"),
     ("temperature", -0.1),
     ("temperature", 2.5),

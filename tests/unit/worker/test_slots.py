@@ -107,6 +107,8 @@ RIGHT = {"step": 1, "rows": [(0, 6, 1, 1, [5, 7])], "tokens": [50]}
         ({"tokens": []}, "1 tokens with 1 logits"),
         ({"release": [3]}, "slot 3 is not open"),
         ({"release": [0]}, "slot 0 is not open"),
+        ({"rows": [(0, 6, 2, 1, [5, 7])], "tokens": [50, -7]}, "-7 is no token"),
+        ({"opens": [Open(1, PARAMS, pack_ints([5, -2]), b"", [0])]}, "-2 is no token"),
         ({"opens": [opened()]}, "cannot be opened"),
         ({"opens": [opened(slot=4)]}, "cannot be opened"),
         ({"forks": [0, 3, 0]}, "slot 3 is not open"),
