@@ -32,6 +32,11 @@ class CellCollector(Collector):
         )
         waiting.add_metric((self._model, "all"), health.waiting)
         yield waiting
+        stalled = GaugeMetricFamily(
+            "pagefleet_stalled", "1 while requests wait and nothing runs, for 2 s and more."
+        )
+        stalled.add_metric((), health.stalled)
+        yield stalled
         pulse = self._client.link.pulse
         if health.scheduler and pulse is not None:
             yield from self._of_engines(pulse.engines)

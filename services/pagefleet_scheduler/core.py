@@ -57,7 +57,7 @@ REVIEW = 1.0
 """Seconds between two looks at requests that nobody may be able to take."""
 
 STALL = 2.0
-"""Seconds of open requests and no result after which the cell counts as stalled."""
+"""Seconds of open requests and no progress anywhere after which the cell counts as stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class Scheduler:
 
     @property
     def stalled(self) -> bool:
-        """Whether a request could go on and nothing has come back for a while."""
+        """Whether a request could go on and nothing has been computed for a while."""
         return self._now - self._progressed > STALL and any(
             not sequence.paused
             for request in self.requests
@@ -318,7 +318,8 @@ class Scheduler:
             if worker.may_not_know(self._now):
                 self._let_in(peer, worker)
             return
-        worker.beat(beat, self._now)
+        if worker.beat(beat, self._now):
+            self._progressed = self._now
         try:
             for plan in worker.overdue(self._now):
                 self.outbox.send(peer, plan)

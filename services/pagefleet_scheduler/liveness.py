@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pagefleet.wire import EngineStats, Plan, WorkerBeat
 from pagefleet_scheduler.planner import Planner
 
-WORKER_SILENCE = 2.0
+WORKER_SILENCE = 1.5
 """Seconds without a word after which a worker is lost."""
 
-WORKER_HANG = 2.0
+WORKER_HANG = 1.5
 """Seconds that a busy worker may take for one layer, at least."""
 
 REPEAT_AFTER = 1.0
@@ -42,14 +42,16 @@ class Worker:
         """Whether it was let in a moment ago, and what it says may be older than that."""
         return not self.confirmed and now - self.progressed <= WORKER_SILENCE
 
-    def beat(self, beat: WorkerBeat, now: float) -> None:
-        """Note how far the computing thread is."""
+    def beat(self, beat: WorkerBeat, now: float) -> bool:
+        """Note how far the computing thread is; whether it has computed anything since."""
         self.confirmed, self.heard = True, now
-        if beat.progress != self.progress or not beat.busy:
+        advanced = beat.progress != self.progress
+        if advanced or not beat.busy:
             if self.busy:
                 self.slowest = max(self.slowest, now - self.progressed)
             self.progress, self.progressed = beat.progress, now
         self.busy = beat.busy
+        return advanced
 
     def complaint(self, now: float) -> str | None:
         """Why it is to be given up; None: it seems well."""

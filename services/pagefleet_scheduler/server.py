@@ -48,6 +48,7 @@ class Server:
         for readable in (self._gateways.socket, self._workers.socket, self._woken):
             self._poller.register(readable, zmq.POLLIN)
         self._stopping = False
+        self._stalled = False
         self._notifier = Notifier()
         self._scheduler = Scheduler(
             int.from_bytes(os.urandom(7), "little") << 7,
@@ -68,6 +69,7 @@ class Server:
             self._notifier.beat(time.monotonic(), ready=True)
             faultpoints.reach("scheduler.loop")
             self._handle(self._receive())
+            self._tell_of_stall()
         self._gateways.close()
         self._workers.close()
         self._notifier.close()
@@ -120,6 +122,15 @@ class Server:
         if (pidfd := self._watch.of(peer)) is not None:
             self._poller.unregister(pidfd)
             self._watch.end(pidfd)
+
+    def _tell_of_stall(self) -> None:
+        """The alarm: requests are there, and no worker has computed anything for seconds."""
+        stalled = self._scheduler.stalled
+        if stalled and not self._stalled:
+            log.error("stalled: requests wait, and nothing runs: %r", self._scheduler)
+        elif self._stalled and not stalled:
+            log.info("no longer stalled")
+        self._stalled = stalled
 
     def _handle(self, events: list[Arrived | Lost]) -> None:
         while True:

@@ -50,6 +50,23 @@ def test_it_says_when_the_workers_hang(cell):
         assert time.monotonic() - hung < 2 * ALLOWANCE
 
 
+def test_the_alarm_is_heard_when_requests_wait_and_nothing_runs(cell, questions):
+    """In the scheduler's log and in the metrics, as long as it lasts."""
+    alarms = cell.scheduler.said("stalled: requests wait, and nothing runs")
+    for worker in cell.workers:
+        worker.kill()
+    answers = []
+    load = Load(questions, forms=["greedy"])
+    thread = threading.Thread(target=lambda: answers.extend(load.run(cell)))
+    thread.start()
+    wait_until(lambda: cell.total("pagefleet_stalled") == 1)
+    assert cell.scheduler.said("stalled: requests wait, and nothing runs") == alarms + 1
+    cell.workers[0].restart()
+    thread.join()
+    assert_exact(answers)
+    wait_until(lambda: cell.total("pagefleet_stalled") == 0)
+
+
 def test_it_is_quick_and_calm_at_saturation(cell, questions):
     """Ten times the sequences that are computed at once."""
     answers, load = [], Load(questions, tokens=20, forms=["greedy", "seeded"] * 30)

@@ -1,0 +1,115 @@
+"""How soon a worker that makes no progress is given up, and when a cell counts as stalled."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from pagefleet.wire import (
+    PROTOCOL,
+    Fence,
+    GatewayBeat,
+    GatewayHello,
+    Message,
+    OpenRequest,
+    Pulse,
+    WorkerBeat,
+)
+from tests.unit.scheduler.test_core import Cell
+
+BEAT, TICK = 0.2, 0.05
+"""Seconds: of gateways and workers, of the scheduler."""
+
+HEALTH = 2.0
+"""Seconds within which /health says that the only worker makes no progress."""
+
+
+@pytest.fixture
+def cell() -> Cell:
+    """One worker that computes, one gateway that waits for it."""
+    cell = Cell()
+    cell.tell(b"g", GatewayHello(PROTOCOL))
+    cell.submit(max_tokens=50)
+    return cell
+
+
+def last_pulse(cell: Cell) -> Pulse:
+    return [message for _, message in cell.sent if isinstance(message, Pulse)][-1]
+
+
+def pass_time(
+    cell: Cell,
+    seconds: float,
+    beat: Callable[[int], WorkerBeat | None],
+    until: Callable[[Message], bool] = lambda message: False,
+) -> float:
+    """Tick until something is sent; the seconds that took, or `seconds`.
+
+    The gateway beats, and so does the worker with what `beat` makes of the number of the beat; both
+    begin at a random moment.
+    """
+    count, ticks = 0, random.randrange(4)
+    for passed in range(1, round(seconds / TICK) + 1):
+        cell.now += TICK
+        known = len(cell.sent)
+        cell.events()
+        if (passed + ticks) % round(BEAT / TICK) == 0:
+            count += 1
+            if (message := beat(count)) is not None:
+                cell.tell(b"w", message)
+            cell.tell(b"g", GatewayBeat([OpenRequest("r", 0, {0: 0})]))
+        if any(until(message) for _, message in cell.sent[known:]):
+            return passed * TICK
+    return seconds
+
+
+def says_no_worker(message: Message) -> bool:
+    return isinstance(message, Pulse) and not message.workers
+
+
+def says_stalled(message: Message) -> bool:
+    return isinstance(message, Pulse) and message.stalled
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_worker_that_falls_silent_is_found_in_time(cell: Cell, busy: bool) -> None:
+    """Its process is stopped: the gateway is told so early that /health keeps its word."""
+    epoch = cell.join()
+    pass_time(cell, 1.0, lambda count: WorkerBeat(epoch, count, busy))
+    assert pass_time(cell, 5.0, lambda count: None, says_no_worker) <= HEALTH - TICK
+
+
+def test_a_computation_that_hangs_is_found_in_time(cell: Cell) -> None:
+    """Its process goes on beating."""
+    epoch = cell.join()
+    pass_time(cell, 1.0, lambda count: WorkerBeat(epoch, count, True))
+    assert pass_time(cell, 5.0, lambda count: WorkerBeat(epoch, 5, True), says_no_worker) <= HEALTH
+
+
+def test_requests_that_nobody_computes_are_a_stall(cell: Cell) -> None:
+    assert pass_time(cell, 5.0, lambda count: None, says_stalled) < 3
+    assert cell.scheduler.stalled
+    epoch = cell.join()
+    cell.answer(cell.plans()[0], 50)
+    pass_time(cell, BEAT, lambda count: WorkerBeat(epoch, 0, True))
+    assert not cell.scheduler.stalled
+    assert not last_pulse(cell).stalled
+
+
+def test_a_step_that_takes_long_is_no_stall(cell: Cell) -> None:
+    """No result comes for ten seconds, but layer after layer is computed."""
+    epoch = cell.join()
+    stalled = pass_time(
+        cell,
+        10.0,
+        lambda count: WorkerBeat(epoch, count // 3, True),
+        lambda message: isinstance(message, Fence) or says_stalled(message),
+    )
+    assert stalled == 10.0
+
+
+def test_a_cell_without_requests_is_never_stalled() -> None:
+    cell = Cell()
+    epoch = cell.join()
+    pass_time(cell, 5.0, lambda count: WorkerBeat(epoch, 0, False))
+    assert not cell.scheduler.stalled
