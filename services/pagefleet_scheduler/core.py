@@ -176,7 +176,7 @@ class Scheduler:
                 self._worker_hello(peer, message)
             case WorkerBye():
                 if worker and worker.planner.epoch == message.epoch:
-                    self._drop_worker(peer, crashed=True)
+                    self._drop_worker(peer, crashed=message.failed)
             case GatewayBye():
                 self._lose(peer)
 

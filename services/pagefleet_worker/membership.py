@@ -107,11 +107,11 @@ class Membership:
         if isinstance(message, Result) and message.epoch == self.epoch:
             self._unsent.append(message)
 
-    def leave(self) -> Reaction:
+    def leave(self, *, failed: bool = False) -> Reaction:
         """End the epoch: the process stops, or a step has failed."""
         if self.epoch is None:
             return Reaction()
-        farewell = WorkerBye(self.epoch)
+        farewell = WorkerBye(self.epoch, failed)
         self._end()
         return Reaction([farewell])
 
@@ -123,7 +123,7 @@ class Membership:
                 self.due = 0.0
             return Reaction()
         if result is None:
-            return self.leave()
+            return self.leave(failed=True)
         self._answered[plan.step] = result
         if len(self._answered) > REMEMBERED_RESULTS:
             self._answered.popitem(last=False)

@@ -547,6 +547,8 @@ class WorkerBye(Message, frozen=True):
     """I leave; what I was running is to run elsewhere."""
 
     epoch: int
+    failed: bool = False
+    """Because a step failed: what was in it is suspect."""
 
 
 # --- scheduler -> worker ------------------------------------------------------------------------

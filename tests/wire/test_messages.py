@@ -39,7 +39,7 @@ GOLDEN: list[tuple[wire.Message, str]] = [
     (wire.Moved("r"), "92a54d6f766564a172"),
     (wire.Join(9), "92a44a6f696e09"),
     (wire.Fence("late"), "92a546656e6365a46c617465"),
-    (wire.WorkerBye(3), "92a9576f726b657242796503"),
+    (wire.WorkerBye(3, True), "93a9576f726b657242796503c3"),
     (wire.WorkerBeat(3, 17, True), "94aa576f726b6572426561740311c3"),
     (
         wire.Outputs(5, [wire.Output("r", 0, 1, 2, b"\2\1\0\0", finish=wire.Finish.STOP)]),

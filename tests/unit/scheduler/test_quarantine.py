@@ -14,6 +14,7 @@ from pagefleet.wire import (
     Result,
     Submit,
     ToScheduler,
+    WorkerBye,
     WorkerHello,
     pack_ints,
     unpack_ints,
@@ -122,3 +123,19 @@ def test_crashes_that_were_shared_end_nobody(cell: Cell) -> None:
         cell.answer(worker, 0)
         cell.handle(Lost(worker))
     assert cell.refused() == []
+
+
+def test_a_worker_that_leaves_makes_nobody_a_suspect(cell: Cell) -> None:
+    """However many are replaced while a request has no token yet; one whose step failed does."""
+
+    def leave(*, failed: bool) -> list[list[int]]:
+        """Rows of what was under way at a worker that left."""
+        plans = cell.plans(peer := cell.join())
+        cell.tell(peer, WorkerBye(plans[-1].epoch, failed))
+        return [_rows(plan) for plan in plans]
+
+    for _ in range(5):
+        assert leave(failed=False)[0] == [5, 6]
+    assert leave(failed=True)[0] == [5, 6]
+    assert len(leave(failed=False)[0]) == 1
+    assert not cell.refused()

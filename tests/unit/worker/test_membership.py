@@ -93,7 +93,7 @@ def test_a_hello_that_finds_no_connection_is_said_again_soon() -> None:
 def test_a_failed_step_ends_the_epoch(member: Membership) -> None:
     member.handle(plan(0))
     member.handle(plan(1))
-    assert member.computed(plan(0), None) == Reaction([WorkerBye(5)])
+    assert member.computed(plan(0), None) == Reaction([WorkerBye(5, failed=True)])
     assert member.tick(0.0, 0) == Reaction()
     assert member.computed(plan(1), None) == Reaction()
     assert member.tick(0.0, 0) == Reaction([HELLO])
