@@ -17,6 +17,8 @@ from pagefleet_kernels import reference
 from pagefleet_kernels.triton_activation import silu_mul
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_cache import copy_blocks, rotary_write_kv, write_kv
+from pagefleet_kernels.triton_logprobs import log_softmax
+from pagefleet_kernels.triton_matmul import product
 from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
 from pagefleet_kernels.triton_sampling import sample
 
@@ -195,6 +197,34 @@ def _activation(inputs: Inputs, dtype: torch.dtype, size: int) -> Check:
     return Check("silu_mul", f"37 x {size}", error, ROUNDING[dtype])
 
 
+def _product(inputs: Inputs, dtype: torch.dtype, rows: int, width: int, outputs: int) -> Check:
+    values = inputs.normal(rows, width, dtype=dtype)
+    weight = inputs.normal(outputs, width, dtype=dtype) / width**0.5
+    bias = inputs.normal(outputs, dtype=dtype)
+    expected = values.double() @ weight.double().T + bias.double()
+    error = error_of(product(values, weight, bias), expected)
+    return Check("product", f"{rows} x {width} x {outputs}", error, ROUNDING[dtype])
+
+
+def _invariant_product(inputs: Inputs, dtype: torch.dtype, width: int, outputs: int) -> Check:
+    """Rows alone and in small batches, against all together."""
+    values = inputs.normal(150, width, dtype=dtype)
+    weight = inputs.normal(outputs, width, dtype=dtype)
+    together = product(values, weight)
+    error = 0.0
+    for first, last in ((0, 1), (149, 150), (60, 70), (3, 140)):
+        error += error_of(product(values[first:last], weight), together[first:last])
+    return Check("product", "a row alone or in a batch", error, 0.0)
+
+
+def _logprobs(inputs: Inputs, vocabulary: int) -> Check:
+    logits = inputs.normal(9, vocabulary) * 4
+    error = error_of(log_softmax(logits), logits.double().log_softmax(-1))
+    alone = torch.cat([log_softmax(row) for row in torch.split(logits, 1)])
+    same = torch.equal(log_softmax(logits), alone)
+    return Check("log_softmax", f"9 x {vocabulary}", error if same else torch.inf, 1e-5)
+
+
 def _greedy(inputs: Inputs, vocabulary: int) -> Check:
     logits = inputs.normal(8, vocabulary).to(torch.bfloat16).float()
     found = _drawn(inputs, logits, temperature=0.0)
@@ -259,6 +289,9 @@ def _quick(inputs: Inputs) -> Iterator[Callable[[], Check]]:
     yield partial(_copies, inputs, torch.bfloat16)
     yield partial(_norms, inputs, torch.float32, 576)
     yield partial(_activation, inputs, torch.float32, 1536)
+    yield partial(_product, inputs, torch.float32, 70, 100, 90)
+    yield partial(_invariant_product, inputs, torch.float32, 100, 40)
+    yield partial(_logprobs, inputs, 3000)
     yield partial(_greedy, inputs, 1000)
     yield partial(_uniform, inputs, 16)
     yield partial(_cut, inputs, 600, 20, 0.9)
@@ -286,6 +319,10 @@ def _full(inputs: Inputs) -> Iterator[Callable[[], Check]]:
         yield partial(_norms, inputs, dtype, 4096)
         yield partial(_norms, inputs, dtype, 80)
         yield partial(_activation, inputs, dtype, 14336)
+        for count in (1, 64, 200):
+            yield partial(_product, inputs, dtype, count, 4096, 6144)
+    yield partial(_invariant_product, inputs, bfloat16, 4096, 4096)
+    yield partial(_logprobs, inputs, 128256)
     yield partial(_copies, inputs, bfloat16)
     yield partial(_greedy, inputs, 128256)
     yield partial(_uniform, inputs, 4000)

@@ -24,6 +24,8 @@ from triton.compiler import ASTSource
 from pagefleet_kernels.triton_activation import silu_mul
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_cache import copy_blocks, rotary_write_kv, write_kv
+from pagefleet_kernels.triton_logprobs import log_softmax
+from pagefleet_kernels.triton_matmul import product
 from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
 from pagefleet_kernels.triton_sampling import sample
 from pagefleet_kernels.triton_tiling import Chip, choose_tiling
@@ -234,12 +236,20 @@ def _elementwise_case(hidden: int, inner: int) -> Callable[[Chip], object]:
     return run
 
 
+def _product_case(rows: int, inputs: int, outputs: int) -> Callable[[Chip], object]:
+    def run(chip: Chip) -> object:
+        return product(_empty(rows, inputs), _empty(outputs, inputs), chip=chip)
+
+    return run
+
+
 def _sampling_case(vocabulary: int) -> Callable[[Chip], object]:
     def run(_: Chip) -> None:
         int32, float32 = _empty(64, dtype=torch.int32), _empty(64, dtype=torch.float32)
         int64, float64 = _empty(64, dtype=torch.int64), _empty(64, dtype=torch.float64)
         logits = _empty(64, vocabulary, dtype=torch.float32)
         sample(logits, int64, float32, int32, float64, float32, int64, int32, int32)
+        log_softmax(logits)
 
     return run
 
@@ -261,6 +271,8 @@ CASES: dict[str, Callable[[Chip], object]] = {
     "80-wide writes": _write_case(32, 32, 80),
     "8B layers": _elementwise_case(4096, 14336),
     "135M layers": _elementwise_case(576, 1536),
+    "8B output, invariant": _product_case(64, 4096, 4096),
+    "8B gate and up, invariant": _product_case(2048, 4096, 28672),
     "sampling": _sampling_case(128256),
 }
 

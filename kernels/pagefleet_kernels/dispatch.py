@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ class Kernels:
     `warm_up(dtype, query heads, key/value heads, head size)` compiles everything that a model of
     this shape will call one by one, so that no step waits for a compiler.
     `stack(layers, norm, cosines and sines, shape)` makes one call of all layers of a decoder, where
-    the device gains by that.
+    the device gains by that. `sample` is `triton_sampling.sample`, where the device has that.
+    `invariant`: a row's bits do not depend on its batch.
     """
 
     name: str
@@ -42,6 +44,9 @@ class Kernels:
     linear: Callable[[Tensor, Tensor | None], Layer]
     gated: Callable[[Tensor, Tensor | None], Layer]
     head: Callable[[Tensor], Layer]
+    log_softmax: Callable[[Tensor], Tensor] = reference.log_softmax
+    sample: Callable[..., Tensor] | None = None
+    invariant: bool = True
     stack: Callable[[Sequence[DecoderLayer], Tensor, Tensor, StackShape], Stack | None] = _no_stack
     warm_up: Callable[[torch.dtype, int, int, int], None] = _nothing_to_compile
 
@@ -61,32 +66,55 @@ REFERENCE = Kernels(
 )
 
 
-def select(device: torch.device) -> Kernels:
-    """The fastest kernels that run on `device`."""
+def select(device: torch.device, *, invariant: bool = False) -> Kernels:
+    """The fastest kernels that run on `device`; `invariant` ones where it is asked for. Those of a
+    CPU always are.
+    """
     if device.type == "cuda":
-        return _triton()
+        return _triton(invariant)
     return _cpu() if device.type == "cpu" else REFERENCE
 
 
-def _triton() -> Kernels:
-    from pagefleet_kernels import triton_activation, triton_attention, triton_cache, triton_norm
+def _triton(invariant: bool) -> Kernels:
+    from pagefleet_kernels import (
+        triton_activation,
+        triton_attention,
+        triton_cache,
+        triton_jit,
+        triton_logprobs,
+        triton_matmul,
+        triton_norm,
+        triton_sampling,
+    )
+
+    def linear(weight: Tensor, bias: Tensor | None = None) -> Layer:
+        if invariant:
+            return lambda values: triton_matmul.product(values, weight, bias)
+        return reference.linear(weight, bias)
 
     def gated(weight: Tensor, bias: Tensor | None) -> Layer:
-        gate_up = reference.linear(weight, bias)
+        gate_up = linear(weight, bias)
         return lambda values: triton_activation.silu_mul(gate_up(values))
 
+    def head(weight: Tensor) -> Layer:
+        scores = linear(weight)
+        return lambda values: scores(values).float()
+
     return Kernels(
-        "triton",
-        attention=triton_attention.attention,
+        f"triton-{triton_jit.source_digest()}" + ("-invariant" if invariant else ""),
+        attention=partial(triton_attention.attention, invariant=invariant),
         write_kv=triton_cache.write_kv,
         copy_blocks=triton_cache.copy_blocks,
         rotary_write_kv=triton_cache.rotary_write_kv,
         rms_norm=triton_norm.rms_norm,
         add_rms_norm=triton_norm.add_rms_norm,
         silu_mul=triton_activation.silu_mul,
-        linear=reference.linear,
+        linear=linear,
         gated=gated,
-        head=reference.head,
+        head=head,
+        log_softmax=triton_logprobs.log_softmax,
+        sample=triton_sampling.sample,
+        invariant=invariant,
     )
 
 

@@ -194,6 +194,11 @@ def head(weight: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda values: scores(values).float()
 
 
+def log_softmax(logits: Tensor) -> Tensor:
+    """The logarithm of the softmax of each row: floats [n, V] -> the same."""
+    return logits.log_softmax(-1)
+
+
 def copy_blocks(caches: Tensor, pairs: Tensor) -> None:
     """Copy whole blocks within the pool: all sources are read before any target is written.
 

@@ -1,5 +1,7 @@
 """`triton.jit` with a type, and whether its kernels are interpreted."""
 
+import hashlib
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,3 +12,11 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 
 jit: Callable[[Callable[..., Any]], Any] = triton.jit
 """Compiles a function on its first launch, `kernel[grid](arguments)`."""
+
+
+def source_digest() -> str:
+    """What tells these kernels from those of another version, compiler included."""
+    digest = hashlib.sha256(triton.__version__.encode())
+    for source in sorted(pathlib.Path(__file__).parent.glob("triton_*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:8]

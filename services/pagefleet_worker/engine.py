@@ -112,9 +112,10 @@ class TorchEngine:
             return self._nothing(), DrawLogprobs([]), prompts
         positions = to_device(samples.positions, self.pool.device)
         logits = self.decoder.logits(hidden, positions)
-        tokens = sample(logits, samples.draws)
+        tokens = sample(logits, samples.draws, self.kernels.sample)
         self._keep(rows, samples.owners, tokens)
-        return tokens, DrawLogprobs.of(logits, samples.draws, tokens), prompts
+        asked = DrawLogprobs.of(logits, samples.draws, tokens, self.kernels.log_softmax)
+        return tokens, asked, prompts
 
     def _nothing(self) -> Tensor:
         return torch.empty(0, dtype=torch.int64, device=self.pool.device)
@@ -139,7 +140,8 @@ class TorchEngine:
                 first = batch_end - row.end + start
                 inputs = torch.arange(first, first + len(following), device=hidden.device)
                 tokens = to_device(following, hidden.device, np.int64)
-                ranked = rank(self.decoder.logits(hidden, inputs), tokens, count)
+                logits = self.decoder.logits(hidden, inputs)
+                ranked = rank(logits, tokens, count, self.kernels.log_softmax)
                 found.append(PromptRanked(index, start + 1, ranked))
         return found
 

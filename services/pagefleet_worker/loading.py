@@ -61,13 +61,18 @@ def load_engine(
     use(device)
     dtype = _choose_dtype(settings.dtype, config, device)
     length = _choose_length(settings.max_model_len, manifest.max_model_len)
-    kernels = select(device)
+    kernels = select(device, invariant=settings.batch_invariant)
     decoder: CausalModel
     if isinstance(config, DecoderConfig):
         decoder = _load_decoder(folder, manifest, config, dtype, device, kernels, length, progress)
     else:
         from pagefleet_worker.adapter_loading import load_adapted
 
+        if settings.batch_invariant and device.type == "cuda":
+            raise ModelError(
+                f"transformers computes the layers of a {manifest.architecture} model, and on a "
+                "GPU not the same for a row in every batch: leave out --batch-invariant."
+            )
         kernels.warm_up(dtype, config.heads, config.kv_heads, config.head_dim)
         decoder = load_adapted(folder, manifest.weights, dtype, device, kernels, length, progress)
     size = choose_size(
@@ -226,22 +231,23 @@ def _numerics_class(
     """What decides every bit of a stream beside the model; the number of threads does not.
 
     oneDNN chooses its code by a CPU's instructions and cuts matrices by the size of its caches. A
-    CPU that does not keep its promise is alone in its class.
+    machine that does not keep its promise is alone in its class, as is a GPU that gives none.
     """
-    device, block_size, exact = decoder.device, settings.block_size, ""
+    device, block_size, exact = decoder.device, settings.block_size, kernels.invariant
     if device.type == "cpu":
         traits = torch.cpu.get_capabilities().items()
         decisive = sorted((key, value) for key, value in traits if not key.startswith("num_"))
         unit = hashlib.sha256(repr(decisive).encode()).hexdigest()[:12]
-        if not is_exact(decoder, block_size, min(length, settings.max_num_batched_tokens)):
-            _log.warning("This machine's products depend on the batch: streams that are moved or "
-                         "preempted may go on differently. Try another --dtype.")  # fmt: skip
-            exact = f" inexact-{secrets.token_hex(4)}"
     else:
         unit = torch.cuda.get_device_name(device)
+    if exact and not is_exact(decoder, block_size, min(length, settings.max_num_batched_tokens)):
+        _log.warning("This machine's products depend on the batch: streams that are moved or "
+                     "preempted may go on differently. Try another --dtype.")  # fmt: skip
+        exact = False
     name = str(decoder.dtype).removeprefix("torch.")
     computed_by = kernels.name
     if not isinstance(config, DecoderConfig):
         computed_by += f" transformers-{version('transformers')}"
     unit = f"torch-{torch.__version__} {device.type}-{unit}"
-    return f"{computed_by} {unit} {name} block-{block_size}{exact}"
+    alone = "" if exact else f" inexact-{secrets.token_hex(4)}"
+    return f"{computed_by} {unit} {name} block-{block_size}{alone}"

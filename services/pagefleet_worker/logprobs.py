@@ -3,13 +3,15 @@
 They are ordered on the device with the step, and read when its result is taken.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from pagefleet.wire import Logprobs, pack_floats, pack_ints
+from pagefleet_kernels import reference
 from pagefleet_worker.draw import Draw
 from pagefleet_worker.selection import chunk_rows, top
 from pagefleet_worker.transfer import to_device
@@ -43,14 +45,20 @@ class Ranked:
         ]
 
 
-def rank(logits: Tensor, tokens: Tensor, count: int) -> Ranked:
+LogSoftmax: TypeAlias = Callable[[Tensor], Tensor]
+"""That of the device's kernels."""
+
+
+def rank(
+    logits: Tensor, tokens: Tensor, count: int, log_softmax: LogSoftmax = reference.log_softmax
+) -> Ranked:
     """log_softmax of logits [m, V] float32 at `tokens` [m] int64 and at the `count` best.
 
     For a prompt: the logits of its positions but the last, and its tokens from the second on.
     """
     size = chunk_rows(logits)
     chunks = zip(torch.split(logits, size), torch.split(tokens, size), strict=True)
-    parts = [_rank(rows, chosen, count) for rows, chosen in chunks]
+    parts = [_rank(log_softmax(rows), chosen, count) for rows, chosen in chunks]
     return Ranked(
         torch.cat([part.chosen for part in parts]),
         torch.cat([part.top_ids for part in parts]),
@@ -58,8 +66,7 @@ def rank(logits: Tensor, tokens: Tensor, count: int) -> Ranked:
     )
 
 
-def _rank(logits: Tensor, tokens: Tensor, count: int) -> Ranked:
-    logprobs = logits.log_softmax(-1)
+def _rank(logprobs: Tensor, tokens: Tensor, count: int) -> Ranked:
     best = top(logprobs, count)
     chosen = logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     return Ranked(chosen, best, logprobs.gather(-1, best))
@@ -73,7 +80,13 @@ class DrawLogprobs:
     """Indices of draws that ask for equally many alternatives."""
 
     @classmethod
-    def of(cls, logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> "DrawLogprobs":
+    def of(
+        cls,
+        logits: Tensor,
+        draws: Sequence[Draw],
+        tokens: Tensor,
+        log_softmax: LogSoftmax = reference.log_softmax,
+    ) -> "DrawLogprobs":
         """Of the tokens that `sample` chose from the same logits for the same draws.
 
         A draw without a token gets the logprob of token 0.
@@ -92,6 +105,7 @@ class DrawLogprobs:
                         ],
                         tokens[to_device(indices, tokens.device)].clamp(min=0),
                         count,
+                        log_softmax,
                     ),
                 )
                 for count, indices in asking.items()

@@ -10,9 +10,13 @@ transform with u = f(seed, choice, position) (`philox`), through the tokens in t
 ids. A greedy draw takes the most likely token, the lowest id of equal ones.
 
 A draw's token is the same, bit for bit, in whatever batch it is (`selection`).
+
+Where the device has a kernel that does all of this but the shaping, the host sends it a column of
+parameters for each draw, and waits for nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +28,10 @@ from pagefleet_worker import philox
 from pagefleet_worker.draw import NO_TOKEN, Draw
 from pagefleet_worker.selection import chunk_rows, inverse_transform, largest, top, weights_of
 from pagefleet_worker.shaping import shape
+from pagefleet_worker.transfer import all_to_device, to_device
+
+SampleKernel: TypeAlias = Callable[..., Tensor]
+"""`pagefleet_kernels.triton_sampling.sample`, or one of its signature."""
 
 _HEAD = 256
 """Most likely tokens among which top-k and top-p are sought at first."""
@@ -32,19 +40,41 @@ _HEAD_GROWTH = 16
 """How many times more are looked at where these do not decide."""
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+def sample(logits: Tensor, draws: Sequence[Draw], kernel: SampleKernel | None = None) -> Tensor:
     """The token of each draw, or `NO_TOKEN`: [L, V] float32 -> [len(draws)] int64, same device.
 
-    The logits stay as they are.
+    The logits stay as they are. `kernel`: what chooses, instead of torch's operations.
 
     Raises:
         IndexError: a parameter or a history names a token outside the vocabulary.
     """
+    if kernel is not None:
+        return _sample_by(kernel, logits, draws)
     if all(draw.is_greedy and not draw.is_shaped for draw in draws):
         return _choose(logits, draws)
     size = chunk_rows(logits)
     chunks = [draws[start : start + size] for start in range(0, len(draws), size)]
     return torch.cat([_choose(logits, chunk) for chunk in chunks])
+
+
+def _sample_by(kernel: SampleKernel, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    rows = np.array([draw.logits for draw in draws])
+    if any(draw.is_shaped for draw in draws):
+        logits = logits[to_device(rows, logits.device)]
+        shape(logits, draws)
+        rows = np.arange(len(draws))
+    params = [draw.params for draw in draws]
+    columns = [
+        rows,
+        np.array([each.temperature for each in params], np.float32),
+        np.array([each.top_k for each in params], np.int32),
+        np.array([each.top_p for each in params], np.float64),
+        np.array([each.min_p for each in params], np.float32),
+        np.array([each.seed for each in params], np.uint64).view(np.int64),
+        np.array([draw.choice for draw in draws], np.int32),
+        np.array([draw.position for draw in draws], np.int32),
+    ]
+    return kernel(logits, *all_to_device(columns, logits.device))
 
 
 def _choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -6,10 +6,11 @@ behind it. On a CPU there is nothing to move.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 
@@ -21,6 +22,14 @@ def to_device(
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def all_to_device(values: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
+    """`to_device` of some arrays, in one copy; each keeps its type."""
+    tensors = [torch.from_numpy(each) for each in values]
+    if device.type == "cpu":
+        return tensors
+    return unpack(to_device(pack(tensors).numpy(), device), tensors)
 
 
 def use(device: torch.device) -> None:

@@ -164,6 +164,9 @@ class WorkerSettings(ModelSettings):
         None, "host memory for blocks that leave the pool, for example 1GiB", convert=parse_size
     )
     max_num_seqs: int = setting(256, "sequences that run at once", least=1)
+    batch_invariant: bool = setting(
+        False, "on a GPU too, compute a row to the same bits in every batch; a CPU always does"
+    )
     cuda_graphs: bool = setting(True, "record decode steps on a GPU once, and replay them")
     max_num_batched_tokens: int = setting(512, "tokens that one step may hold", least=1)
     max_model_len: int | None = setting(None, "tokens a sequence may have", least=1)

@@ -162,4 +162,7 @@ def test_an_invariant_tiling_does_not_depend_on_the_batch():
 
 
 def test_a_gpu_worker_gets_these_kernels():
-    assert dispatch.select(torch.device("cuda")).attention is attention
+    for invariant in (True, False):
+        chosen = dispatch.select(torch.device("cuda"), invariant=invariant).attention
+        assert chosen.func is attention
+        assert chosen.keywords == {"invariant": invariant}

@@ -33,7 +33,7 @@ def check_report(target: str, case: str) -> None:
         kernel, spills, shared, matrix = (line.split(" | ")[column] for column in (1, 5, 6, 7))
         assert spills == "0", line
         assert int(shared) <= MACHINES[target].shared_limit, line
-        assert (matrix != "- |") == (kernel == "attention_kernel"), line
+        assert (matrix != "- |") == (kernel in ("attention_kernel", "product_kernel")), line
         if line.startswith("| 8B prefill | attention_kernel"):
             assert matrix == f"{MACHINES[target].matrix_instructions[0]} |"
 

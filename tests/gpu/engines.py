@@ -1,0 +1,69 @@
+"""Engines with the kernels of a GPU, on a GPU or interpreted."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagefleet.manifest import Manifest
+from pagefleet.params import SamplingParams
+from pagefleet_kernels.dispatch import select
+from pagefleet_worker.config import load_config
+from pagefleet_worker.decoder import Decoder
+from pagefleet_worker.device_slots import DeviceSlots
+from pagefleet_worker.engine import TorchEngine
+from pagefleet_worker.graphs import CudaCapture
+from pagefleet_worker.inputs import DeviceInputs
+from pagefleet_worker.interface import EngineFacts
+from pagefleet_worker.pools import make_pool
+from pagefleet_worker.weights import load_weights
+from tests.driver import Stream
+from tests.gpu_twin import Recorder
+
+BLOCK_SIZE, BLOCKS, SLOTS, LENGTH = 16, 60, 8, 256
+
+
+def require_gpu_or_interpreter() -> None:
+    """Skip a module where its kernels cannot run."""
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("no GPU; test_interpreted.py runs it, interpreted", allow_module_level=True)
+
+
+def triton_decoder(folder: Path, device: torch.device, *, invariant: bool) -> Decoder:
+    manifest, config = Manifest.load(folder), load_config(folder)
+    weights = load_weights(
+        manifest.weights, config, torch.float32, device, lambda done, total: None
+    )
+    kernels = select(torch.device("cuda"), invariant=invariant)
+    return Decoder(config, weights, kernels, LENGTH, lambda: None)
+
+
+def triton_engine(
+    folder: Path, device: torch.device, *, invariant: bool = False, sizes: tuple[int, ...] = ()
+) -> TorchEngine:
+    """An engine in float32; graphs of `sizes` are captured, or recorded where there is no GPU."""
+    decoder = triton_decoder(folder, device, invariant=invariant)
+    vocabulary = decoder.config.vocab_size
+    facts = EngineFacts("model", "class", BLOCK_SIZE, BLOCKS, SLOTS, LENGTH, 512, vocabulary)
+    pool = make_pool(decoder.config, BLOCKS + 1, BLOCK_SIZE, torch.float32, device)
+    pool.fill_(torch.nan)
+    inputs = DeviceInputs(decoder, pool, DeviceSlots.of(facts, device), lambda: None)
+    if sizes:
+        inputs.capture(sizes, CudaCapture() if device.type == "cuda" else Recorder())
+    return TorchEngine(facts, decoder, decoder.kernels, pool, inputs=inputs)
+
+
+def random_prompts(generator: random.Random, count: int, longest: int = 40) -> list[list[int]]:
+    return [generator.choices(range(256), k=generator.randint(1, longest)) for _ in range(count)]
+
+
+def greedy(tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, seed=0, temperature=0, logprobs=2)
+
+
+def seen(stream: Stream) -> tuple[object, ...]:
+    """Everything that a client gets of a stream, to the bit."""
+    logprobs = [(each.chosen, each.top_ids, each.top) for each in stream.logprobs]
+    return stream.output, logprobs, stream.errors

@@ -1,0 +1,29 @@
+"""Runs the other tests of this folder in Triton's interpreter where there is no GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("it would run itself", allow_module_level=True)
+if torch.cuda.is_available():
+    pytest.skip("the others run on the GPU", allow_module_level=True)
+
+HERE = Path(__file__).parent
+
+
+def test_what_a_gpu_does_without_a_gpu():
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", str(HERE)],
+        cwd=HERE.parents[1],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(finished.stdout)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
