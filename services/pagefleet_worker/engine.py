@@ -27,10 +27,10 @@ from pagefleet_worker.inputs import HostInputs, Inputs
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.logprobs import DrawLogprobs, rank
 from pagefleet_worker.pending import Pending, PromptRanked
-from pagefleet_worker.pools import swap_blocks
 from pagefleet_worker.sampler import sample
 from pagefleet_worker.samples import Samples, batch_ends
 from pagefleet_worker.slots import Row, Slots, Step
+from pagefleet_worker.swaps import Swaps
 from pagefleet_worker.transfer import to_device, use
 
 _PROMPT_PIECE = 64
@@ -49,13 +49,13 @@ class TorchEngine:
         *,
         inputs: Inputs | None = None,
         grammars: Grammars = NO_GRAMMARS,
-        host_pool: Tensor | None = None,
+        swaps: Swaps | None = None,
     ) -> None:
         self.facts = facts
         self.decoder = decoder
         self.kernels = kernels
         self.pool = pool
-        self._host_pool = host_pool
+        self._swaps = swaps
         self._inputs = inputs or HostInputs(decoder, pool, facts.block_size)
         self.grammars = grammars
         self._slots = Slots(
@@ -67,6 +67,8 @@ class TorchEngine:
         """Begin an epoch: forget every slot and block."""
         self._slots.clear()
         self._last = None
+        if self._swaps is not None:
+            self._swaps.reset()
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Pending:
@@ -85,6 +87,8 @@ class TorchEngine:
             self._last.settle()
         samples = Samples.of(step.rows)
         tokens, logprobs, prompts = self._compute(step.rows, samples)
+        if self._swaps is not None:
+            self._swaps.end(step)
         pending = Pending.of(step, self._slots, samples, tokens, logprobs, prompts, started)
         if self._inputs.settle_at_once:
             pending.settle()
@@ -92,13 +96,13 @@ class TorchEngine:
         return pending
 
     def _move_blocks(self, step: Step) -> None:
-        if self._host_pool is not None and step.swap_out:
-            swap_blocks(self.pool, self._host_pool, step.swap_out)
+        if self._swaps is not None:
+            self._swaps.take_out(step)
         if step.copies:
             pairs = to_device(step.copies, self.pool.device)
             self.kernels.copy_blocks(self.pool, pairs)
-        if self._host_pool is not None and step.swap_in:
-            swap_blocks(self._host_pool, self.pool, step.swap_in)
+        if self._swaps is not None:
+            self._swaps.bring_in(step)
 
     def _compute(
         self, rows: Sequence[Row], samples: Samples

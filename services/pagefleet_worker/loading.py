@@ -30,6 +30,7 @@ from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.pools import choose_size, make_host_pool, make_pool, measure_swap
 from pagefleet_worker.selftest import is_exact
 from pagefleet_worker.slots import Row, Slot
+from pagefleet_worker.swaps import Swaps, lane_of
 from pagefleet_worker.transfer import use
 from pagefleet_worker.weights import load_weights
 
@@ -98,9 +99,8 @@ def load_engine(
     grammars = Grammars.load(folder, manifest)
     grammars.warm_up()
     inputs = _device_inputs(decoder, pool, facts, settings, progress) if spare else None
-    return TorchEngine(
-        facts, decoder, kernels, pool, inputs=inputs, grammars=grammars, host_pool=host_pool
-    )
+    swaps = Swaps(pool, host_pool, lane_of(device)) if host_pool is not None else None
+    return TorchEngine(facts, decoder, kernels, pool, inputs=inputs, grammars=grammars, swaps=swaps)
 
 
 def _device_inputs(

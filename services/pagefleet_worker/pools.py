@@ -7,7 +7,7 @@ leaves of the share that the worker may use.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,12 @@ from torch import Tensor
 from pagefleet.settings import WorkerSettings
 from pagefleet_worker.causal_model import ModelShape
 from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.transfer import to_device
 
 _CPU_BYTES = 1 << 29
+
+_SWAPPED_AT_ONCE = 32
+"""Blocks that are gathered before they are sent to the host, or the other way round."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +87,50 @@ def make_pool(
 def make_host_pool(pool: Tensor, nbytes: int) -> Tensor | None:
     """A pool of the same layout in host memory, of at most `nbytes`; None if that is no block.
 
-    Pinned beside a GPU, so that copies need not wait for the processor.
+    Beside a GPU it is pinned, and a block lies in one piece, so that copies need not wait for the
+    processor.
     """
     blocks = nbytes // (pool.nbytes // pool.shape[2])
     if blocks == 0:
         return None
-    shape = (*pool.shape[:2], blocks, *pool.shape[3:])
-    return torch.zeros(shape, dtype=pool.dtype, pin_memory=pool.device.type == "cuda")
+    if pool.device.type == "cpu":
+        return torch.zeros((*pool.shape[:2], blocks, *pool.shape[3:]), dtype=pool.dtype)
+    shape = (blocks, *pool.shape[:2], *pool.shape[3:])
+    return torch.zeros(shape, dtype=pool.dtype, pin_memory=True).movedim(0, 2)
 
 
 def swap_blocks(source: Tensor, target: Tensor, pairs: list[tuple[int, int]]) -> None:
-    """Copy whole blocks from one pool to another; pairs are (source block, target block)."""
-    sources, targets = (torch.tensor(blocks) for blocks in zip(*pairs, strict=True))
-    moved = source.index_select(2, sources.to(source.device))
-    target.index_copy_(2, targets.to(target.device), moved.to(target.device))
+    """Copy whole blocks from one pool to another; pairs are (source block, target block).
+
+    Between a GPU and the host it is ordered on the current stream, and waited for by nobody.
+    """
+    sources, targets = zip(*pairs, strict=True)
+    if source.device == target.device:
+        moved = source.index_select(2, to_device(sources, source.device))
+        target.index_copy_(2, to_device(targets, target.device), moved)
+        return
+    for first in range(0, len(pairs), _SWAPPED_AT_ONCE):
+        part = slice(first, first + _SWAPPED_AT_ONCE)
+        if target.device.type == "cpu":
+            take_out(source, target, sources[part], targets[part])
+        else:
+            bring_in(source, target, sources[part], targets[part])
+
+
+def take_out(pool: Tensor, host: Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:
+    """Blocks of a GPU's pool to the host's: gathered there, then a copy for each."""
+    moved = pool.movedim(2, 0).index_select(0, to_device(sources, pool.device))
+    for target, block in zip(targets, moved, strict=True):
+        host[:, :, target].copy_(block, non_blocking=True)
+
+
+def bring_in(host: Tensor, pool: Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:
+    """Blocks of the host's pool to a GPU's: a copy for each, then scattered there."""
+    shape = (len(sources), *pool.shape[:2], *pool.shape[3:])
+    moved = torch.empty(shape, dtype=pool.dtype, device=pool.device)
+    for source, block in zip(sources, moved, strict=True):
+        block.copy_(host[:, :, source], non_blocking=True)
+    pool.index_copy_(2, to_device(targets, pool.device), moved.movedim(0, 2))
 
 
 def measure_swap(pool: Tensor, host_pool: Tensor) -> float:
