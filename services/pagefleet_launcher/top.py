@@ -28,7 +28,7 @@ REASONS = {
     "larger_worker": "no worker's pool could ever hold it",
     "client": "its client has not taken what it has",
     "result": "a step that it took part in is not back",
-    "older": "somebody older goes first",
+    "turn": "others go first",
     "slot": "every slot is taken",
     "blocks": "wants {wanted} blocks, {available} are there",
 }

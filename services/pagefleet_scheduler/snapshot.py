@@ -108,7 +108,7 @@ def _reason(stream: Stream, placement: Placement, first: bool) -> Wait:
     if stream.paused:
         return Wait.CLIENT
     if not first:
-        return Wait.OLDER
+        return Wait.TURN
     if stream.flying:
         return Wait.RESULT
     if not any(each.has_slot for each in placement.eligible(stream)):

@@ -93,7 +93,7 @@ def test_why_sequences_wait() -> None:
     first, second = look(cell).waiting
     assert (first.reason, first.wanted, first.available) == (Wait.BLOCKS, 6, 4)
     assert (first.tokens, first.losses, first.seconds, first.choices) == (20, 0, 0.0, [0])
-    assert second.reason is Wait.OLDER
+    assert second.reason is Wait.TURN
 
 
 def test_a_sequence_that_every_slot_is_taken_from_waits_for_a_slot() -> None:
