@@ -59,6 +59,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             build_app(gateway),
             http=GuardedProtocol.limited(settings.max_connections),
+            loop="pagefleet_gateway.loop:GatewayLoop",
             ws="none",
             lifespan="on",
             log_config=None,

@@ -1,8 +1,9 @@
 """The outermost layer of the application: every request gets a name, a key's tenant and a log line.
 
-Whatever is answered carries `X-Request-Id`. Requests need a key on every route but `OPEN_PATHS`,
-known or not, as soon as there are keys. The log tells sizes and times; prompts and answers are in
-it only with `--log-prompts`. Whatever is sent with a body is traced, if anything is (`tracing`).
+Whatever is answered carries `X-Request-Id`. As soon as there are keys, requests need one on every
+route but `OPEN_PATHS`, known or not, and that of an admin on `ADMIN_PATHS`. The log tells sizes and
+times; prompts and answers are in it only with `--log-prompts`. Whatever is sent with a body is
+traced, if anything is (`tracing`).
 """
 
 import logging
@@ -25,6 +26,9 @@ _LOG = logging.getLogger(__name__)
 
 OPEN_PATHS: Final = frozenset({"/", "/live", "/ready", "/health"})
 """Answered without a key."""
+
+ADMIN_PATHS: Final = frozenset({"/metrics", "/memory"})
+"""Tell of all tenants: answered with an admin's key only."""
 
 
 class Edge:
@@ -83,12 +87,16 @@ class KeyGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the lifespan."""
         if scope["type"] == "http" and not self._keyring.is_open:
-            tenant = self._holder(scope)
+            tenant, path = self._holder(scope), scope["path"]
             if tenant is not None:
                 record_of(scope).tenant = tenant
-            elif scope["path"] not in OPEN_PATHS:
+            elif path not in OPEN_PATHS:
                 text = "The request needs the header `Authorization: Bearer KEY` with a valid key."
                 await send_error(scope, send, http_error(401, text, "invalid_api_key"))
+                return
+            if tenant is not None and path in ADMIN_PATHS and not tenant.is_admin:
+                text = f"{path} tells of all keys: it needs one with `admin = true` in their file."
+                await send_error(scope, send, http_error(403, text, "not_admin"))
                 return
         await self._app(scope, receive, send)
 

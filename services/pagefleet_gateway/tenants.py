@@ -9,6 +9,7 @@ Keys come from a file (TOML or JSON) that holds their SHA-256, never themselves:
     tokens_per_minute = 100000    # of prompts and answers together
     concurrent_requests = 32
     max_priority = 0              # lower numbers go first; this is the lowest that it may ask for
+    admin = true                  # may see what other keys do: /metrics and /memory
     weight = 2.0                  # where others wait too, its share of the service; 1.0 if left out
 
 The file is read again when it changes; what tenants have used stays counted. A key is compared as
@@ -55,6 +56,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     concurrent_requests: _Limit | None = None
     max_priority: int | None = None
     weight: Annotated[float, Meta(ge=0.001, le=1000.0)] = 1.0
+    admin: bool = False
 
 
 class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,6 +85,11 @@ class Tenant:
     def digest(self) -> bytes | None:
         """SHA-256 of the key: content is shared in the prefix cache only under the same one."""
         return bytes.fromhex(self._terms.sha256) if self._terms else None
+
+    @property
+    def is_admin(self) -> bool:
+        """It may see what other tenants do."""
+        return self._terms is None or self._terms.admin
 
     @property
     def weight(self) -> float:
@@ -142,7 +149,7 @@ class Keyring:
     """
 
     def __init__(self, api_key: str | None = None, file: Path | None = None) -> None:
-        self._single = [] if api_key is None else [Terms("default", key_digest(api_key.encode()))]
+        self._single = [] if api_key is None else [single_key(api_key)]
         self._file = file
         self._looked = -math.inf
         self._stamp: tuple[int, int] | None = None
@@ -215,6 +222,11 @@ def read_keys(file: Path) -> list[Terms]:
             if count > 1:
                 raise KeyFileError(f"{file} has the {name} {value!r} {count} times.")
     return listed
+
+
+def single_key(key: str) -> Terms:
+    """Those of a key that is given to the gateway itself."""
+    return Terms("default", key_digest(key.encode()), admin=True)
 
 
 def key_digest(key: bytes) -> str:

@@ -15,7 +15,7 @@ from tests.system.serving import pagefleet_serve
 
 BOARD = Path(__file__).parents[2] / "compose/grafana/pagefleet.json"
 KEY = "a key"
-KEYS = f'[[keys]]\nname = "team"\nsha256 = "{sha256(KEY.encode()).hexdigest()}"\n'
+KEYS = f'[[keys]]\nname = "team"\nsha256 = "{sha256(KEY.encode()).hexdigest()}"\nadmin = true\n'
 SELECTED = re.compile(r"\b((?:vllm:|pagefleet_)\w+)(?:\{(.*?)\})?")
 
 

@@ -49,8 +49,11 @@ def tokenize(key: str | None = None, text: str = "hello") -> tuple[str, str, dic
 @pytest.fixture
 def keys(tmp_path: Path) -> str:
     file = tmp_path / "keys.json"
-    entry = {"name": "a", "sha256": hashlib.sha256(b"one").hexdigest(), "requests_per_minute": 2}
-    file.write_text(json.dumps({"keys": [entry]}))
+    entries = [
+        {"name": "a", "sha256": hashlib.sha256(b"one").hexdigest(), "requests_per_minute": 2},
+        {"name": "b", "sha256": hashlib.sha256(b"root").hexdigest(), "admin": True},
+    ]
+    file.write_text(json.dumps({"keys": entries}))
     return str(file)
 
 
@@ -65,12 +68,23 @@ def test_keys_are_asked_for_everywhere_but_where_there_is_no_data(keys: str) -> 
 
 def test_a_tenant_over_its_limit_is_told_when_to_come_back(keys: str) -> None:
     responses = ask(
-        *[tokenize("one")] * 3, get("/metrics", authorization="Bearer one"), api_key_file=keys
+        *[tokenize("one")] * 3, get("/metrics", authorization="Bearer root"), api_key_file=keys
     )
     assert [response.status_code for response in responses] == [200, 200, 429, 200]
     assert responses[2].headers["retry-after"] == "30"
     assert responses[2].json()["error"]["code"] == "rate_limit_exceeded"
     assert 'pagefleet_tenant_requests_total{status="429",tenant="a"} 1.0' in responses[3].text
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/memory"])
+def test_what_tells_of_all_tenants_is_for_admins(keys: str, path: str) -> None:
+    refused, shown = (get(path, authorization=f"Bearer {key}") for key in ("one", "root"))
+    answers = ask(refused, shown, api_key_file=keys)
+    assert answers[0].status_code == 403
+    assert answers[0].json()["error"]["code"] == "not_admin"
+    assert answers[1].status_code in (200, 503)
+    (single,) = ask(get("/metrics", authorization="Bearer secret"), api_key="secret")
+    assert single.status_code == 200
 
 
 def test_the_page_is_for_people() -> None:
