@@ -1,6 +1,8 @@
 """Clients that leave, read slowly, never finish what they say, or speak nonsense."""
 
+import contextlib
 import random
+import selectors
 import socket
 import threading
 import time
@@ -78,6 +80,26 @@ def test_half_a_request_does_no_harm(cell, questions):
     assert_exact(Load(questions).run(cell))
     for sock in socks:
         sock.close()
+
+
+@pytest.mark.slow
+def test_idle_connections_are_closed_and_keep_nobody_waiting(cell, questions):
+    """Nearly all of the 10,000 that a gateway has room for say nothing, for which it gives 10 s."""
+    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as idle:
+        for _ in range(9_900):
+            sock = stack.enter_context(
+                socket.create_connection((cell.server.host, cell.server.port), timeout=60)
+            )
+            idle.register(sock, selectors.EVENT_READ)
+        answers = Load(questions).run(cell)
+        assert_exact(answers)
+        assert max(answer.longest_gap for answer in answers) < 5
+        deadline = time.monotonic() + 100
+        while idle.get_map():
+            assert time.monotonic() < deadline, f"{len(idle.get_map())} are open"
+            for key, _ in idle.select(1):
+                receive_all(key.fileobj)
+                idle.unregister(key.fileobj)
 
 
 @pytest.mark.slow
