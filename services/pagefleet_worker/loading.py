@@ -27,7 +27,7 @@ from pagefleet_worker.graphs import CudaCapture, graph_sizes
 from pagefleet_worker.inputs import DeviceInputs
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.pools import choose_size, make_host_pool, make_pool, measure_swap
+from pagefleet_worker.pools import choose_size, make_host_pool, make_pool, measure_swap, populate
 from pagefleet_worker.selftest import is_exact
 from pagefleet_worker.slots import Row, Slot
 from pagefleet_worker.swaps import Swaps, lane_of
@@ -100,6 +100,8 @@ def load_engine(
     grammars.warm_up()
     inputs = _device_inputs(decoder, pool, facts, settings, progress) if spare else None
     swaps = Swaps(pool, host_pool, lane_of(device)) if host_pool is not None else None
+    if device.type == "cpu":
+        populate(pool)
     return TorchEngine(facts, decoder, kernels, pool, inputs=inputs, grammars=grammars, swaps=swaps)
 
 

@@ -3,9 +3,15 @@
 A number of blocks wins over a number of bytes, and bytes over a guess. The guess is half a GiB on
 a CPU, where memory is shared with everything else; on a GPU it is what a full step of the model
 leaves of the share that the worker may use.
+
+On a CPU the kernel finds the memory when it is written first, which takes a second for half a GiB:
+a thread sees to that (`populate`) once the worker is ready, so that few steps have to.
 """
 
+import ctypes
 import math
+import mmap
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +25,9 @@ from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.transfer import to_device
 
 _CPU_BYTES = 1 << 29
+
+_MADV_POPULATE_WRITE = 23
+"""madvise(2), since Linux 5.14: make the pages of a range be there, whatever they hold."""
 
 _SWAPPED_AT_ONCE = 32
 """Blocks that are gathered before they are sent to the host, or the other way round."""
@@ -81,7 +90,26 @@ def make_pool(
 ) -> Tensor:
     """The pool, all zeros: [layers, 2, N, G, S, D]; index 0 of the second axis holds the keys."""
     shape = (config.layers, 2, blocks, config.kv_heads, block_size, config.head_dim)
-    return torch.zeros(shape, dtype=dtype, device=device)
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Fresh memory of the kernel is zero. Huge pages, because a sequence's blocks lie anywhere.
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def populate(pool: Tensor) -> threading.Thread:
+    """Let the memory of a CPU's pool be found aside; what is written meanwhile stays.
+
+    A kernel that does not know how does it at the first write to each page.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    thread = threading.Thread(
+        target=madvise, args=(pool.data_ptr(), pool.nbytes, _MADV_POPULATE_WRITE), daemon=True
+    )
+    thread.start()
+    return thread
 
 
 def make_host_pool(pool: Tensor, nbytes: int) -> Tensor | None:

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from pagefleet.settings import WorkerSettings
 from pagefleet_worker.config import load_config
 from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.pools import choose_size, make_pool
+from pagefleet_worker.pools import choose_size, make_pool, populate
 
 CPU = torch.device("cpu")
 
@@ -53,3 +54,22 @@ def test_a_pool_without_room_for_one_block(prepared_model: Callable[[str], Path]
     config = load_config(prepared_model("llama"))
     with pytest.raises(ModelError, match="One KV block takes 12288 bytes, but only 1000"):
         choose_size(config, WorkerSettings(kv_cache_memory=1000), torch.float32, CPU, never)
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_memory_is_found_aside_and_keeps_what_was_written(
+    prepared_model: Callable[[str], Path],
+) -> None:
+    config = load_config(prepared_model("llama"))
+    pool = make_pool(config, 5000, 16, torch.float32, CPU)
+    pool[:, :, 17] = 3.0
+    before = resident()
+    populate(pool).join()
+    assert resident() - before > 0.9 * pool.nbytes
+    assert (pool[:, :, 17] == 3.0).all()
+    pool[:, :, 17] = 0.0
+    assert not pool.any()
