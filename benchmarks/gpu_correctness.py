@@ -143,6 +143,26 @@ def _invariant_attention(inputs: Inputs, dtype: torch.dtype, shape: dict[str, in
     return Check("attention", "a row alone or in a batch", error_of(together, alone), 0.0)
 
 
+def _eight_bits(inputs: Inputs, rows: Rows, dtype: torch.dtype, shape: dict[str, int]) -> Check:
+    """Attention over caches of e4m3, and how many of the codes that `write_kv` stores differ."""
+    query, keys, values, *rest = attention_inputs(inputs, rows, dtype=dtype, **shape)
+    kv_heads, block_size = shape["kv_heads"], shape["block_size"]
+    scales = 2.0 ** inputs.permutation(2 * kv_heads).view(2, kv_heads).float() / 32
+    found = torch.full((2, *keys.shape), 0x7F, dtype=torch.uint8, device=inputs.device)
+    expected = found.clone()
+    slots = torch.arange(len(keys) * block_size, device=inputs.device)
+    lines = [each.transpose(1, 2).reshape(-1, *each.shape[1::2]) for each in (keys, values)]
+    write_kv(lines[0], lines[1], found[0], found[1], slots, scales)
+    wide = [each.double() for each in lines]
+    reference.write_kv(wide[0], wide[1], expected[0], expected[1], slots, scales)
+    options: dict[str, Any] = {"scale": shape["head_size"] ** -0.5, "kv_scales": scales}
+    exact = reference.attention(query.double(), expected[0], expected[1], *rest, **options)
+    error = error_of(attention(query, expected[0], expected[1], *rest, **options), exact)
+    case = f"e4m3, {shape['heads']}/{kv_heads} x {shape['head_size']}, {len(query)} tokens"
+    same = torch.equal(found, expected)
+    return Check("write_kv, attention", case, error if same else torch.inf, ROUNDING[dtype])
+
+
 def _writes(inputs: Inputs, dtype: torch.dtype, heads: int, kv_heads: int, size: int) -> Check:
     """`write_kv` and `rotary_write_kv`: what is stored, and that nothing else is."""
     tokens, blocks, block_size = 37, 9, 16
@@ -285,6 +305,7 @@ def _quick(inputs: Inputs) -> Iterator[Callable[[], Check]]:
     """A few seconds in the interpreter."""
     for rows in (DECODE[:4], MIXED[:3]):
         yield partial(_attention, inputs, rows, torch.float32, _SMALL)
+    yield partial(_eight_bits, inputs, MIXED[:3], torch.float32, _SMALL)
     yield partial(_writes, inputs, torch.float32, 4, 2, 64)
     yield partial(_copies, inputs, torch.bfloat16)
     yield partial(_norms, inputs, torch.float32, 576)
@@ -310,6 +331,8 @@ def _full(inputs: Inputs) -> Iterator[Callable[[], Check]]:
     for options in ({"window": 100}, {"softcap": 30.0}, {"invariant": True}):
         for rows in (DECODE, MIXED):
             yield partial(_attention, inputs, rows, bfloat16, _LLAMA, **options)
+    for rows in (DECODE, MIXED):
+        yield partial(_eight_bits, inputs, rows, bfloat16, _LLAMA)
     slopes = torch.linspace(0.01, 0.5, 32, device=inputs.device)
     yield partial(_attention, inputs, MIXED, bfloat16, _LLAMA, slopes=slopes)
     yield partial(_invariant_attention, inputs, bfloat16, _LLAMA)

@@ -44,10 +44,13 @@ class Machine:
 MACHINES = {
     "cuda:80": Machine(GPUTarget("cuda", 80, 32), Chip(108, False, 5), 163 * 1024, ("mma.sync",)),
     "cuda:90": Machine(
-        GPUTarget("cuda", 90, 32), Chip(132, True, 5), 227 * 1024, ("wgmma.mma", "mma.sync")
+        GPUTarget("cuda", 90, 32), Chip(132, True, 5, True), 227 * 1024, ("wgmma.mma", "mma.sync")
     ),
     "cuda:100": Machine(
-        GPUTarget("cuda", 100, 32), Chip(148, True, 5), 227 * 1024, ("tcgen05.mma", "mma.sync")
+        GPUTarget("cuda", 100, 32),
+        Chip(148, True, 5, True),
+        227 * 1024,
+        ("tcgen05.mma", "mma.sync"),
     ),
     "hip:gfx942": Machine(
         GPUTarget("hip", "gfx942", 64), Chip(304, False, 2), 64 * 1024, ("v_mfma",)
@@ -195,6 +198,7 @@ def attention_case(
     *,
     invariant: bool = False,
     sloped: bool = False,
+    eight_bits: bool = False,
     block_size: int = 16,
     **options: Any,
 ) -> Callable[[Chip], object]:
@@ -202,25 +206,35 @@ def attention_case(
 
     def run(chip: Chip) -> object:
         query = _empty(tokens, heads, head_size)
-        cache = _empty(4096, kv_heads, block_size, head_size)
+        kept = torch.uint8 if eight_bits else torch.bfloat16
+        cache = _empty(4096, kv_heads, block_size, head_size, dtype=kept)
         tables = _empty(rows, 16384 // block_size, dtype=torch.int32)
         starts, offsets = (_empty(n, dtype=torch.int32) for n in (rows, rows + 1))
         options["slopes"] = _empty(heads, dtype=torch.float32) if sloped else None
+        if eight_bits:
+            options["kv_scales"] = _empty(2, kv_heads, dtype=torch.float32)
         tiling = choose_tiling(query, cache, tables, chip, invariant=invariant)
         arguments = (query, cache, cache, tables, starts, offsets)
-        return attention(*arguments, scale=0.1, tiling=tiling, invariant=invariant, **options)
+        return attention(
+            *arguments, scale=0.1, tiling=tiling, invariant=invariant, chip=chip, **options
+        )
 
     return run
 
 
 def _write_case(heads: int, kv_heads: int, head_size: int) -> Callable[[Chip], object]:
-    def run(_: Chip) -> None:
+    def run(chip: Chip) -> None:
         query, key = _empty(64, heads, head_size), _empty(64, kv_heads, head_size)
         cache = _empty(4096, kv_heads, 16, head_size)
         places = _empty(64, dtype=torch.int64)
         cos_sin = _empty(4096, head_size, dtype=torch.float32)
         write_kv(key, key, cache, cache, places)
         rotary_write_kv(query, key, key, cos_sin, places, cache, cache, places)
+        scales = _empty(2, kv_heads, dtype=torch.float32)
+        cache = _empty(4096, kv_heads, 16, head_size, dtype=torch.uint8)
+        write_kv(key, key, cache, cache, places, scales, chip=chip)
+        arguments = (query, key, key, cos_sin, places, cache, cache, places, scales)
+        rotary_write_kv(*arguments, chip=chip)
         copy_blocks(_empty(32, 2, 4096, kv_heads, 16, head_size), _empty(8, 2, dtype=torch.int64))
 
     return run
@@ -260,6 +274,8 @@ CASES: dict[str, Callable[[Chip], object]] = {
     "8B prefill": attention_case(2048, 3, 32, 8, 128),
     "8B decode, invariant": attention_case(1, 1, 32, 8, 128, invariant=True),
     "8B prefill, invariant": attention_case(8192, 3, 32, 8, 128, invariant=True),
+    "8B decode, fp8": attention_case(64, 64, 32, 8, 128, eight_bits=True),
+    "8B prefill, fp8": attention_case(2048, 3, 32, 8, 128, eight_bits=True),
     "135M decode": attention_case(64, 64, 9, 3, 64),
     "135M prefill": attention_case(2048, 3, 9, 3, 64),
     "Gemma 2 decode": attention_case(64, 64, 16, 8, 256, softcap=50.0, block_size=32),

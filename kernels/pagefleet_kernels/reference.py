@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_E4M3_MOST = 448.0
+
 
 def attention(
     query: Tensor,
@@ -30,6 +32,7 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     slopes: Tensor | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of every row's tokens over the row's blocks.
 
@@ -44,12 +47,17 @@ def attention(
         window: a query sees its own position and the window - 1 before it; 0 means all.
         softcap: scores become softcap * tanh(score / softcap); 0 means off.
         slopes: float32 [H], ALiBi: slope * (key position - query position) is added to the scores.
+        kv_scales: for caches of uint8, see `write_kv`.
 
     Returns:
         [T, H, D] in the dtype of `query`.
     """
     compute = torch.promote_types(query.dtype, torch.float32)
     block_size, groups = key_cache.shape[2], query.shape[1] // key_cache.shape[1]
+    caches = [key_cache, value_cache]
+    if kv_scales is not None:
+        pairs = zip(caches, kv_scales.to(compute), strict=True)
+        caches = [_from_e4m3(cache).to(compute) * scales[:, None, None] for cache, scales in pairs]
     output = torch.empty_like(query)
     bounds = offsets.tolist()
     for row, start in enumerate(starts.tolist()):
@@ -64,7 +72,7 @@ def attention(
             .flatten(1, 2)[:, :context]  # [G, context, D]
             .to(compute)
             .repeat_interleave(groups, dim=0)
-            for cache in (key_cache, value_cache)
+            for cache in caches
         )
         scores = torch.einsum("thd,hcd->htc", query[first:last].to(compute), keys) * scale
         if softcap:
@@ -81,10 +89,28 @@ def attention(
     return output
 
 
+def _from_e4m3(cache: Tensor) -> Tensor:
+    return cache.view(torch.float8_e4m3fn).to(torch.float32)
+
+
+def _to_e4m3(values: Tensor, scales: Tensor) -> Tensor:
+    """Values [T, G, D] over the scales [G]."""
+    scaled = (values / scales[:, None].to(values.dtype)).clamp(-_E4M3_MOST, _E4M3_MOST)
+    return scaled.to(torch.float32).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
 def write_kv(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """Store the keys and values of a step's tokens in the pool, in place.
+
+    Caches of uint8 hold numbers of 8 bits (e4m3, "FP8 formats for deep learning", Micikevicius et
+    al., 2022), each head's over its scale; what is too large becomes the largest, NaN stays NaN.
 
     Args:
         key: [T, G, D].
@@ -92,7 +118,10 @@ def write_kv(
         key_cache: [N, G, S, D].
         value_cache: the same shape.
         slots: int64 [T], where each token goes: physical block * S + slot within the block.
+        kv_scales: float32 [2, G], those of keys and of values; needed for uint8.
     """
+    if kv_scales is not None:
+        key, value = _to_e4m3(key, kv_scales[0]), _to_e4m3(value, kv_scales[1])
     blocks, within = slots // key_cache.shape[2], slots % key_cache.shape[2]
     key_cache[blocks, :, within] = key.to(key_cache.dtype)
     value_cache[blocks, :, within] = value.to(value_cache.dtype)
@@ -107,6 +136,7 @@ def rotary_write_kv(
     key_cache: Tensor,
     value_cache: Tensor,
     slots: Tensor,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Rotate queries and keys by their positions (RoFormer, Su et al., 2021; dimension i is paired
     with i + D / 2, as in GPT-NeoX), then store keys and values as `write_kv` does.
@@ -120,6 +150,7 @@ def rotary_write_kv(
         key_cache: [N, G, S, D].
         value_cache: the same shape.
         slots: int64 [T].
+        kv_scales: see `write_kv`.
 
     Returns:
         The rotated queries, [T, H, D] in the dtype of `query`.
@@ -131,7 +162,7 @@ def rotary_write_kv(
         turned = (first * cosines - second * sines, second * cosines + first * sines)
         return torch.cat(turned, dim=-1).to(heads.dtype)
 
-    write_kv(rotated(key), value, key_cache, value_cache, slots)
+    write_kv(rotated(key), value, key_cache, value_cache, slots, kv_scales)
     return rotated(query)
 
 

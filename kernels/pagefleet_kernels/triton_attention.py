@@ -27,10 +27,8 @@ import triton.language as tl
 from torch import Tensor
 
 from pagefleet_kernels.triton_jit import INTERPRETED, jit
-from pagefleet_kernels.triton_tiling import Tiling, chip_of, choose_tiling, matrix_side
-
-_LOG2_E = tl.constexpr(1.4426950408889634)
-
+from pagefleet_kernels.triton_online_softmax import attend, merge
+from pagefleet_kernels.triton_tiling import Chip, Tiling, chip_of, choose_tiling, matrix_side
 
 _DOT_TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -60,129 +58,6 @@ def _split_of(
 
 
 @jit
-def _tanh(x: tl.tensor) -> tl.tensor:
-    return 1 - 2 / (tl.exp2(x * (2 * _LOG2_E)) + 1)
-
-
-@jit
-def _shift(top: tl.tensor) -> tl.tensor:
-    """A finite stand-in for the maximum of no scores, so that exp2(-inf - shift) is 0, not NaN."""
-    return tl.where(top == float("-inf"), 0.0, top)
-
-
-@jit
-def _merge(
-    sums: tl.tensor,
-    top: tl.tensor,
-    mass: tl.tensor,
-    split_sums: tl.tensor,
-    split_top: tl.tensor,
-    split_mass: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Add one split's (weighted values, maximum, total weight) to those of the splits before it."""
-    merged_top = tl.maximum(top, split_top)
-    shift = _shift(merged_top)
-    decay = tl.exp2(top - shift)
-    split_decay = tl.exp2(split_top - shift)
-    sums = tl.fma(sums, decay[:, None], split_sums * split_decay[:, None])
-    return sums, merged_top, tl.fma(mass, decay, split_mass * split_decay)
-
-
-@jit
-def _load_keys(
-    base: tl.tensor,
-    places: tl.tensor,
-    live: tl.tensor,
-    HEAD_SIZE: tl.constexpr,
-    HEAD_TILE: tl.constexpr,
-    DOT_TYPE: tl.constexpr,
-    MASKED: tl.constexpr,
-) -> tl.tensor:
-    """[keys, HEAD_TILE] of keys or values; what is not live is never read, and counts as zero."""
-    dims = tl.arange(0, HEAD_TILE)
-    pointers = base + places[:, None] + dims[None, :]
-    if MASKED or HEAD_TILE != HEAD_SIZE:
-        values = tl.load(pointers, mask=live[:, None] & (dims < HEAD_SIZE)[None, :], other=0.0)
-    else:
-        values = tl.load(pointers)
-    return values.to(DOT_TYPE)
-
-
-@jit
-def _attend(
-    queries: tl.tensor,
-    positions: tl.tensor,
-    first_position: tl.tensor,
-    slope: tl.tensor,
-    key_base: tl.tensor,
-    value_base: tl.tensor,
-    table: tl.tensor,
-    block_stride: tl.tensor,
-    begin: tl.tensor,
-    end: tl.tensor,
-    oldest: tl.tensor,
-    scale: tl.tensor,
-    softcap: tl.tensor,
-    HEAD_SIZE: tl.constexpr,
-    HEAD_TILE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr,
-    SLOPED: tl.constexpr,
-    DOT_TYPE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Online softmax over the keys begin .. end: (weighted values, maximum, total weight).
-
-    Maxima are in units of log2: a score's weight is exp2(score * factor - maximum). The key tiles
-    that every query of the tile sees whole come first and go without masks.
-    """
-    sums = tl.zeros([QUERIES, HEAD_TILE], tl.float32)
-    top = tl.full([QUERIES], float("-inf"), tl.float32)
-    mass = tl.zeros([QUERIES], tl.float32)
-    factor = _LOG2_E if CAPPED or SLOPED else scale * _LOG2_E
-    border = begin
-    if not WINDOW:
-        border = tl.minimum(tl.maximum((first_position + 1) // KEYS * KEYS, begin), end)
-    for MASKED in tl.static_range(1 if WINDOW else 0, 2):
-        phase_begin = border if MASKED else begin
-        phase_end = end if MASKED else border
-        for tile_begin in range(phase_begin, phase_end, KEYS):
-            seen = tile_begin + tl.arange(0, KEYS)
-            live = (seen >= oldest) & (seen < end)
-            if MASKED:
-                blocks = tl.load(table + seen // BLOCK_SIZE, mask=live, other=0)
-            else:
-                blocks = tl.load(table + seen // BLOCK_SIZE)
-            places = blocks.to(tl.int64) * block_stride + seen % BLOCK_SIZE * HEAD_SIZE
-            keys = _load_keys(key_base, places, live, HEAD_SIZE, HEAD_TILE, DOT_TYPE, MASKED)
-            scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-            distance = seen[None, :] - positions[:, None]
-            if CAPPED:
-                scores = softcap * _tanh(scores * (scale / softcap))
-            elif SLOPED:
-                scores = scores * scale
-            if SLOPED:
-                scores = tl.fma(slope[:, None], distance.to(tl.float32), scores)
-            if MASKED:
-                visible = (distance <= 0) & live[None, :]
-                if WINDOW:
-                    visible &= distance > -WINDOW
-                scores = tl.where(visible, scores, float("-inf"))
-            new_top = tl.maximum(top, tl.max(scores, 1) * factor)
-            shift = _shift(new_top)
-            decay = tl.exp2(top - shift)
-            weights = tl.exp2(tl.fma(scores, factor, -shift[:, None]))
-            mass = tl.fma(mass, decay, tl.sum(weights, 1))
-            values = _load_keys(value_base, places, live, HEAD_SIZE, HEAD_TILE, DOT_TYPE, MASKED)
-            decayed = sums * decay[:, None]
-            sums = tl.dot(weights.to(DOT_TYPE), values, decayed, input_precision="ieee")
-            top = new_top
-    return sums, top, mass
-
-
-@jit
 def _attention_kernel(
     query: tl.tensor,
     key_cache: tl.tensor,
@@ -191,6 +66,7 @@ def _attention_kernel(
     starts: tl.tensor,
     offsets: tl.tensor,
     slopes: tl.tensor,
+    kv_scales: tl.tensor,
     output: tl.tensor,
     split_sums: tl.tensor,
     split_stats: tl.tensor,
@@ -214,10 +90,12 @@ def _attention_kernel(
     CONCURRENT: tl.constexpr,
     SERIAL: tl.constexpr,
     DOT_TYPE: tl.constexpr,
+    NATIVE: tl.constexpr,
 ) -> None:
     """One program per (query tile, key/value head, split if CONCURRENT).
 
-    SERIAL tells that a program may walk over more than one split.
+    SERIAL tells that a program may walk over more than one split. `kv_scales` are [2, heads of
+    keys], where caches are uint8.
     Without CONCURRENT it writes `output` [T, H, D]; with it, the split's weighted values to
     `split_sums` [T, H, splits, D] and (maximum, total weight) to `split_stats` [T, H, splits, 2].
     """
@@ -256,11 +134,14 @@ def _attention_kernel(
     queries = tl.load(query + query_places[:, None] + dims[None, :], mask=mask, other=0.0)
     slope = tl.load(slopes + head, mask=asked, other=0.0) if SLOPED else 0.0
 
+    EIGHT_BITS: tl.constexpr = key_cache.dtype.element_ty == tl.uint8
+    if EIGHT_BITS:
+        scale = scale * tl.load(kv_scales + kv_head)
     sums = tl.zeros([QUERIES, HEAD_TILE], tl.float32)
     top = tl.full([QUERIES], float("-inf"), tl.float32)
     mass = tl.zeros([QUERIES], tl.float32)
     for index in range(first_split, last_split):
-        part_sums, part_top, part_mass = _attend(
+        part_sums, part_top, part_mass = attend(
             queries.to(DOT_TYPE),
             first_position + lane // GROUP,
             first_position,
@@ -283,12 +164,15 @@ def _attention_kernel(
             CAPPED,
             SLOPED,
             DOT_TYPE,
+            NATIVE,
         )
         if SERIAL:
-            sums, top, mass = _merge(sums, top, mass, part_sums, part_top, part_mass)
+            sums, top, mass = merge(sums, top, mass, part_sums, part_top, part_mass)
         else:
             sums, top, mass = part_sums, part_top, part_mass
 
+    if EIGHT_BITS:
+        sums *= tl.load(kv_scales + tl.num_programs(1) + kv_head)
     answers = place * HEADS + head
     if CONCURRENT:
         parts = answers * tl.num_programs(2) + tl.program_id(2)
@@ -344,14 +228,19 @@ def _merge_kernel(
         part_sums = tl.load(split_sums + places, mask=mask, other=0.0)
         part_top = tl.load(split_stats + parts * 2, mask=asked, other=0.0)
         part_mass = tl.load(split_stats + parts * 2 + 1, mask=asked, other=1.0)
-        sums, top, mass = _merge(sums, top, mass, part_sums, part_top, part_mass)
+        sums, top, mass = merge(sums, top, mass, part_sums, part_top, part_mass)
     result = (sums / mass[:, None]).to(output.dtype.element_ty)
     tl.store(output + answers[:, None] * HEAD_SIZE + dims[None, :], result, mask=mask)
 
 
 def _dot_type(query: torch.dtype, cache: torch.dtype) -> tl.dtype:
-    """The type of the operands of matrix products. (The interpreter's are wrong in bfloat16.)"""
+    """The type of the operands of matrix products. (The interpreter's are wrong in bfloat16.)
+
+    Chips turn e4m3 into float16 in one instruction, into bfloat16 in several.
+    """
     common = torch.promote_types(query, cache)
+    if cache is torch.uint8 and query is not torch.float32:
+        common = torch.float16
     if INTERPRETED and common is torch.bfloat16:
         common = torch.float32
     return _DOT_TYPES[common]
@@ -369,8 +258,10 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     slopes: Tensor | None = None,
+    kv_scales: Tensor | None = None,
     invariant: bool = False,
     tiling: Tiling | None = None,
+    chip: Chip | None = None,
 ) -> Tensor:
     """`reference.attention`, on the GPU; see there for the arguments and the result.
 
@@ -381,6 +272,7 @@ def attention(
     Args:
         invariant: a row's bits do not depend on its batch (see the top of this module).
         tiling: how to divide the work, instead of `choose_tiling`'s choice.
+        chip: what to launch for, instead of the chip of `query`.
     """
     tokens, heads, head_size = query.shape
     kv_heads, block_size = key_cache.shape[1:3]
@@ -388,9 +280,8 @@ def attention(
     output = query.new_empty(query.shape)
     if tokens == 0:
         return output
-    tiling = tiling or choose_tiling(
-        query, key_cache, tables, chip_of(query.device), invariant=invariant
-    )
+    chip = chip or chip_of(query.device)
+    tiling = tiling or choose_tiling(query, key_cache, tables, chip, invariant=invariant)
     concurrent = tiling.splits > 1
     parts = (tokens, heads, tiling.splits) if concurrent else (0, 0, 0)
     split_sums = query.new_empty((*parts, head_size), dtype=torch.float32)
@@ -414,6 +305,7 @@ def attention(
         starts,
         offsets,
         query if slopes is None else slopes,
+        query if kv_scales is None else kv_scales,
         output,
         split_sums,
         split_stats,
@@ -431,6 +323,7 @@ def attention(
         CONCURRENT=concurrent,
         SERIAL=not concurrent and width * block_size > tiling.split,
         DOT_TYPE=_dot_type(query.dtype, key_cache.dtype),
+        NATIVE=chip.converts_fp8,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
         **constants,

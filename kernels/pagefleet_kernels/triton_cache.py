@@ -2,16 +2,37 @@
 
 A program takes one token with all its heads; its slot is read on the device, so the host never
 waits. Rotary embedding (Su et al., RoFormer, 2021) is fused into the write: a rotated key goes to
-the pool and nowhere else.
+the pool and nowhere else. A pool of uint8 holds e4m3 (`triton_fp8`), each head over a scale of its
+own.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagefleet_kernels.triton_fp8 import encode
 from pagefleet_kernels.triton_jit import jit
+from pagefleet_kernels.triton_tiling import Chip, chip_of
 
 _COPY_TILE = 2048
+
+
+@jit
+def _stored(
+    values: tl.tensor,
+    scales: tl.tensor,
+    heads: tl.tensor,
+    mask: tl.tensor,
+    TYPE: tl.constexpr,
+    NATIVE: tl.constexpr,
+) -> tl.tensor:
+    """Values of the heads as a cache of that type holds them."""
+    if tl.uint8 == TYPE:
+        scale = tl.load(scales + heads, mask=mask, other=1.0)
+        stored = encode(values.to(tl.float32) / scale, NATIVE)
+    else:
+        stored = values.to(TYPE)
+    return stored
 
 
 @jit
@@ -19,6 +40,7 @@ def _store_heads(
     source: tl.tensor,
     stride: tl.tensor,
     cache: tl.tensor,
+    scales: tl.tensor,
     slot: tl.tensor,
     token: tl.tensor,
     block_stride: tl.tensor,
@@ -27,6 +49,7 @@ def _store_heads(
     HEAD_SIZE: tl.constexpr,
     HEAD_TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    NATIVE: tl.constexpr,
 ) -> None:
     """Store a token's heads, [HEADS, HEAD_SIZE], in its slot of a cache."""
     heads = tl.arange(0, HEAD_LINES)[:, None]
@@ -35,7 +58,8 @@ def _store_heads(
     values = tl.load(source + token * stride + heads * HEAD_SIZE + dims, mask=mask)
     line = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * HEAD_SIZE
     places = cache + line + heads * (BLOCK_SIZE * HEAD_SIZE) + dims
-    tl.store(places, values.to(cache.dtype.element_ty), mask=mask)
+    stored = _stored(values, scales, heads, heads < HEADS, cache.dtype.element_ty, NATIVE)
+    tl.store(places, stored, mask=mask)
 
 
 @jit
@@ -43,11 +67,13 @@ def _rotate_heads(
     source: tl.tensor,
     target: tl.tensor,
     head_stride: tl.tensor,
+    scales: tl.tensor,
     turns: tl.tensor,
     HEADS: tl.constexpr,
     HEAD_LINES: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     HALF_TILE: tl.constexpr,
+    NATIVE: tl.constexpr,
 ) -> None:
     """Rotate the heads at `source`, HEAD_SIZE apart, into `target`, `head_stride` apart."""
     HALF: tl.constexpr = HEAD_SIZE // 2
@@ -63,8 +89,10 @@ def _rotate_heads(
     turned_first = (first * cosines - second * sines).to(TYPE)
     turned_second = (second * cosines + first * sines).to(TYPE)
     places = target + heads * head_stride + dims
-    tl.store(places, turned_first.to(target.dtype.element_ty), mask=mask)
-    tl.store(places + HALF, turned_second.to(target.dtype.element_ty), mask=mask)
+    KIND: tl.constexpr = target.dtype.element_ty
+    there = heads < HEADS
+    tl.store(places, _stored(turned_first, scales, heads, there, KIND, NATIVE), mask=mask)
+    tl.store(places + HALF, _stored(turned_second, scales, heads, there, KIND, NATIVE), mask=mask)
 
 
 @jit
@@ -73,6 +101,7 @@ def _write_kernel(
     value: tl.tensor,
     key_cache: tl.tensor,
     value_cache: tl.tensor,
+    scales: tl.tensor,
     slots: tl.tensor,
     key_stride: tl.tensor,
     value_stride: tl.tensor,
@@ -82,17 +111,18 @@ def _write_kernel(
     HEAD_SIZE: tl.constexpr,
     HEAD_TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    NATIVE: tl.constexpr,
 ) -> None:
-    """One program per token."""
+    """One program per token; `scales` are [2, HEADS], of keys and of values."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     _store_heads(
-        key, key_stride, key_cache, slot, token, block_stride,
-        HEADS, HEAD_LINES, HEAD_SIZE, HEAD_TILE, BLOCK_SIZE,
+        key, key_stride, key_cache, scales, slot, token, block_stride,
+        HEADS, HEAD_LINES, HEAD_SIZE, HEAD_TILE, BLOCK_SIZE, NATIVE,
     )  # fmt: skip
     _store_heads(
-        value, value_stride, value_cache, slot, token, block_stride,
-        HEADS, HEAD_LINES, HEAD_SIZE, HEAD_TILE, BLOCK_SIZE,
+        value, value_stride, value_cache, scales + HEADS, slot, token, block_stride,
+        HEADS, HEAD_LINES, HEAD_SIZE, HEAD_TILE, BLOCK_SIZE, NATIVE,
     )  # fmt: skip
 
 
@@ -106,6 +136,7 @@ def _rotary_write_kernel(
     rotated: tl.tensor,
     key_cache: tl.tensor,
     value_cache: tl.tensor,
+    scales: tl.tensor,
     slots: tl.tensor,
     query_stride: tl.tensor,
     key_stride: tl.tensor,
@@ -118,24 +149,25 @@ def _rotary_write_kernel(
     HEAD_SIZE: tl.constexpr,
     HEAD_TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    NATIVE: tl.constexpr,
 ) -> None:
-    """One program per token."""
+    """One program per token; `scales` are [2, HEADS], of keys and of values."""
     HALF_TILE: tl.constexpr = HEAD_TILE // 2
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     turns = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_SIZE
     _rotate_heads(
         query + token * query_stride, rotated + token * (QUERY_HEADS * HEAD_SIZE), HEAD_SIZE,
-        turns, QUERY_HEADS, QUERY_LINES, HEAD_SIZE, HALF_TILE,
+        scales, turns, QUERY_HEADS, QUERY_LINES, HEAD_SIZE, HALF_TILE, NATIVE,
     )  # fmt: skip
     line = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * HEAD_SIZE
     _rotate_heads(
         key + token * key_stride, key_cache + line, BLOCK_SIZE * HEAD_SIZE,
-        turns, HEADS, HEAD_LINES, HEAD_SIZE, HALF_TILE,
+        scales, turns, HEADS, HEAD_LINES, HEAD_SIZE, HALF_TILE, NATIVE,
     )  # fmt: skip
     _store_heads(
-        value, value_stride, value_cache, slot, token, block_stride,
-        HEADS, HEAD_LINES, HEAD_SIZE, HEAD_TILE, BLOCK_SIZE,
+        value, value_stride, value_cache, scales + HEADS, slot, token, block_stride,
+        HEADS, HEAD_LINES, HEAD_SIZE, HEAD_TILE, BLOCK_SIZE, NATIVE,
     )  # fmt: skip
 
 
@@ -159,9 +191,17 @@ def _copy_kernel(
 
 
 def write_kv(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    kv_scales: Tensor | None = None,
+    *,
+    chip: Chip | None = None,
 ) -> None:
-    """`reference.write_kv`, on the GPU; see there for the arguments.
+    """`reference.write_kv`, on the GPU; see there for the arguments. `chip` is what to launch for,
+    instead of the chip of `key`.
 
     `key` and `value` may be views [T, G, D] with any distance between tokens.
     """
@@ -173,6 +213,7 @@ def write_kv(
         value,
         key_cache,
         value_cache,
+        key if kv_scales is None else kv_scales,
         slots,
         key.stride(0),
         value.stride(0),
@@ -182,6 +223,7 @@ def write_kv(
         HEAD_SIZE=head_size,
         HEAD_TILE=triton.next_power_of_2(head_size),
         BLOCK_SIZE=key_cache.shape[2],
+        NATIVE=(chip or chip_of(key.device)).converts_fp8,
         enable_fp_fusion=True,
     )
 
@@ -195,6 +237,9 @@ def rotary_write_kv(
     key_cache: Tensor,
     value_cache: Tensor,
     slots: Tensor,
+    kv_scales: Tensor | None = None,
+    *,
+    chip: Chip | None = None,
 ) -> Tensor:
     """Rotate queries and keys by their positions and store keys and values, in one launch.
 
@@ -207,6 +252,8 @@ def rotary_write_kv(
         key_cache: [N, G, S, D].
         value_cache: the same shape.
         slots: int64 [T], as for `write_kv`.
+        kv_scales: float32 [2, G], as for `reference.write_kv`.
+        chip: as for `write_kv`.
 
     Returns:
         The rotated queries, [T, H, D] in the dtype of `query`.
@@ -225,6 +272,7 @@ def rotary_write_kv(
         rotated,
         key_cache,
         value_cache,
+        key if kv_scales is None else kv_scales,
         slots,
         query.stride(0),
         key.stride(0),
@@ -237,6 +285,7 @@ def rotary_write_kv(
         HEAD_SIZE=head_size,
         HEAD_TILE=triton.next_power_of_2(head_size),
         BLOCK_SIZE=key_cache.shape[2],
+        NATIVE=(chip or chip_of(key.device)).converts_fp8,
         enable_fp_fusion=True,
     )
     return rotated

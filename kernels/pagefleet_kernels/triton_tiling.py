@@ -26,11 +26,13 @@ class Chip:
     warpgroup_matrices: whether matrix products read both operands from shared memory (wgmma,
         tcgen05), which leaves the registers to a larger tile.
     stages: the deepest software pipeline that pays.
+    converts_fp8: whether e4m3 is converted in hardware.
     """
 
     processors: int
     warpgroup_matrices: bool
     stages: int
+    converts_fp8: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,10 @@ def chip_of(device: torch.device) -> Chip:
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
         return Chip(properties.multi_processor_count, warpgroup_matrices=False, stages=2)
-    return Chip(properties.multi_processor_count, properties.major >= 9, stages=5)
+    capability = (properties.major, properties.minor)
+    return Chip(
+        properties.multi_processor_count, capability >= (9, 0), 5, converts_fp8=capability >= (8, 9)
+    )
 
 
 def matrix_side(number: int) -> int:
@@ -91,8 +96,8 @@ def choose_tiling(
         queries, keys, warps, stages = 16, 64 if small else 32, 4 if small else 8, 5
     elif wide:
         queries, keys, warps, stages = 128, 64, 8, 3
-    else:
-        queries, keys, warps, stages = 64, 32, 4 if small else 8, 3
+    else:  # decoding numbers of 8 bits takes registers
+        queries, keys, warps, stages = 64, 32, 4 if small and key_cache.itemsize > 1 else 8, 3
     queries = max(queries, matrix_side(group))
     programs = kv_heads * (query.shape[0] // (queries // group) + rows)
     wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * chip.processors, programs)

@@ -177,6 +177,7 @@ class AdaptedModel:
         self.kernels = kernels
         self._progress = progress
         self.dtype: torch.dtype = model.dtype
+        self.kv_dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self._model = model
         model.set_attn_implementation(ATTENTION)

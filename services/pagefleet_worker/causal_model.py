@@ -46,7 +46,12 @@ class CausalModel(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the weights, and of the pool's keys and values."""
+        """That of the weights."""
+        ...
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """That of the pool's keys and values."""
         ...
 
     @property

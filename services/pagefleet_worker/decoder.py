@@ -53,6 +53,7 @@ class Decoder:
         self._cos_sin = cos_sin.to(weights.embedding.device)
         heads = (config.heads, config.kv_heads, config.head_dim)
         shape = StackShape(*heads, config.windows, config.norm_eps)
+        self._kv_scales: Tensor | None = None
         self._stack = kernels.stack(self.layers, self._norm, self._cos_sin, shape)
         if self._stack is None:
             kernels.warm_up(self.dtype, *heads)
@@ -61,6 +62,17 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         """That of the weights."""
         return self._embedding.dtype
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """That of the pool: as the weights', or uint8 for numbers of 8 bits."""
+        return self.dtype if self._kv_scales is None else torch.uint8
+
+    def keep_kv_in_8_bits(self, scales: Tensor) -> None:
+        """From now on pools hold e4m3, over `scales`, float32 [layers, 2, G] on the device; see
+        `reference.write_kv`. For kernels that take layers one by one.
+        """
+        self._kv_scales = scales
 
     @property
     def device(self) -> torch.device:
@@ -96,10 +108,11 @@ class Decoder:
         residual = self._embedded(batch)
         normed = kernels.rms_norm(residual, self.layers[0].attention_norm, eps)
         next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self._norm]
-        for layer, next_norm, window, caches in zip(
-            self.layers, next_norms, self.config.windows, pool, strict=True
+        scales = self._kv_scales if self._kv_scales is not None else [None] * len(pool)
+        for layer, next_norm, window, *kept in zip(
+            self.layers, next_norms, self.config.windows, pool, scales, strict=True
         ):
-            attended = self._attention(layer, normed, window, batch, caches)
+            attended = self._attention(layer, normed, window, batch, *kept)
             normed, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, eps)
             gated = layer.down(layer.gated(normed))
             normed, residual = kernels.add_rms_norm(gated, residual, next_norm, eps)
@@ -123,7 +136,13 @@ class Decoder:
         return F.embedding(batch.ids[: len(batch.slots)], self._embedding)
 
     def _attention(
-        self, layer: DecoderLayer, normed: Tensor, window: int, batch: Batch, caches: Tensor
+        self,
+        layer: DecoderLayer,
+        normed: Tensor,
+        window: int,
+        batch: Batch,
+        caches: Tensor,
+        kv_scales: Tensor | None,
     ) -> Tensor:
         config, kernels = self.config, self.kernels
         head_dim = config.head_dim
@@ -132,9 +151,9 @@ class Decoder:
         if layer.query_norm is not None and layer.key_norm is not None:
             query = kernels.rms_norm(query, layer.query_norm, config.norm_eps)
             key = kernels.rms_norm(key, layer.key_norm, config.norm_eps)
-        query = kernels.rotary_write_kv(
-            query, key, value, self._cos_sin, batch.positions, caches[0], caches[1], batch.slots
-        )
+        eight_bits = {} if kv_scales is None else {"kv_scales": kv_scales}
+        placed = (batch.positions, caches[0], caches[1], batch.slots)
+        query = kernels.rotary_write_kv(query, key, value, self._cos_sin, *placed, **eight_bits)
         attended = kernels.attention(
             query,
             caches[0],
@@ -144,5 +163,6 @@ class Decoder:
             batch.offsets,
             scale=head_dim**-0.5,
             window=window,
+            **eight_bits,
         )
         return layer.output(attended.flatten(1))

@@ -35,21 +35,25 @@ def graph_sizes(most: int) -> list[int]:
 
 
 class CudaCapture:
-    """Captures work as CUDA graphs that share their memory."""
+    """Captures work on the current GPU as CUDA graphs that share their memory."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, run: Run) -> Run:
-        """`run` is done once before it is captured: compilers and libraries set themselves up."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        """`run` is done once before it is captured, on the same stream: compilers and libraries set
+        themselves up for each.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             run()
-        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
             output = run()
+        torch.cuda.current_stream().wait_stream(self._stream)
 
         def replay() -> Tensor:
             graph.replay()

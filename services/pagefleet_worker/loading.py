@@ -26,6 +26,7 @@ from pagefleet_worker.grammar import Grammars
 from pagefleet_worker.graphs import CudaCapture, graph_sizes
 from pagefleet_worker.inputs import DeviceInputs
 from pagefleet_worker.interface import EngineFacts
+from pagefleet_worker.kv_scales import find_kv_scales
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.pools import choose_size, make_host_pool, make_pool, measure_swap, populate
 from pagefleet_worker.selftest import is_exact
@@ -76,12 +77,15 @@ def load_engine(
             )
         kernels.warm_up(dtype, config.heads, config.kv_heads, config.head_dim)
         decoder = load_adapted(folder, manifest.weights, dtype, device, kernels, length, progress)
+    if settings.kv_cache_dtype == "fp8":
+        _keep_kv_in_8_bits(decoder, settings, length)
+    kept = decoder.kv_dtype
     size = choose_size(
-        config, settings, dtype, device, lambda: run_full_step(decoder, settings, length)
+        config, settings, kept, device, lambda: run_full_step(decoder, settings, length)
     )
     _log.info("%s", size)
     spare = device.type == "cuda"  # rows that pad a graph's batch write to a block of their own
-    pool = make_pool(config, size.blocks + spare, settings.block_size, dtype, device)
+    pool = make_pool(config, size.blocks + spare, settings.block_size, kept, device)
     host_pool = make_host_pool(pool, settings.swap_space or 0)
     costs = {} if host_pool is None else _measure_costs(decoder, settings, length, pool, host_pool)
     facts = EngineFacts(
@@ -103,6 +107,16 @@ def load_engine(
     if device.type == "cpu":
         populate(pool)
     return TorchEngine(facts, decoder, kernels, pool, inputs=inputs, grammars=grammars, swaps=swaps)
+
+
+def _keep_kv_in_8_bits(decoder: CausalModel, settings: WorkerSettings, length: int) -> None:
+    if decoder.device.type != "cuda" or not isinstance(decoder, Decoder):
+        raise ModelError(
+            "Keys and values of 8 bits are there for GPUs, and for the architectures "
+            f"{', '.join(ARCHITECTURES)}: leave out --kv-cache-dtype."
+        )
+    limit = min(length, settings.max_num_batched_tokens)
+    decoder.keep_kv_in_8_bits(find_kv_scales(decoder, settings.block_size, limit))
 
 
 def _device_inputs(
@@ -179,7 +193,7 @@ def run_full_step(decoder: CausalModel, settings: WorkerSettings, length: int) -
     tokens, block_size = settings.max_num_batched_tokens, settings.block_size
     longest = min(tokens, length)
     blocks = -(-longest // block_size)
-    pool = make_pool(decoder.config, blocks, block_size, decoder.dtype, decoder.device)
+    pool = make_pool(decoder.config, blocks, block_size, decoder.kv_dtype, decoder.device)
     slot = Slot(SamplingParams(max_tokens=0, seed=0), longest, array("i"), [0], b"")
     slot.table.extend(range(blocks))
     zeros = array("i", [0]) * longest
@@ -194,13 +208,13 @@ def run_full_step(decoder: CausalModel, settings: WorkerSettings, length: int) -
 
 def _choose_device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.partition(":")[0] not in ("cpu", "cuda"):
         raise ModelError(f"There is no device {name!r}; --device is auto, cpu or cuda.")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("There is no CUDA device that torch can use; try --device cpu.")
-    return device
+    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else device
 
 
 def _choose_dtype(name: str, config: ModelShape, device: torch.device) -> torch.dtype:
@@ -247,6 +261,8 @@ def _numerics_class(
                      "preempted may go on differently. Try another --dtype.")  # fmt: skip
         exact = False
     name = str(decoder.dtype).removeprefix("torch.")
+    if decoder.kv_dtype != decoder.dtype:
+        name += " kv-e4m3"
     computed_by = kernels.name
     if not isinstance(config, DecoderConfig):
         computed_by += f" transformers-{version('transformers')}"

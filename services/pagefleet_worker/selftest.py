@@ -35,7 +35,7 @@ def is_exact(model: CausalModel, block_size: int, limit: int) -> bool:
     tokens = torch.randint(model.config.vocab_size, (length + max(COMPANIES),), generator=generator)
     sequence, others = array("i", tokens[:length].tolist()), array("i", tokens[length:].tolist())
     blocks = -(-len(tokens) // block_size) + 1
-    pool = make_pool(model.config, blocks, block_size, model.dtype, model.device)
+    pool = make_pool(model.config, blocks, block_size, model.kv_dtype, model.device)
     used = -(-length // block_size)
     slot, other = _slot(range(used)), _slot(range(used, blocks))
     whole = _last_logits(model, [Row(0, slot, 0, sequence, 1)], block_size, pool)

@@ -164,6 +164,11 @@ class WorkerSettings(ModelSettings):
         None, "host memory for blocks that leave the pool, for example 1GiB", convert=parse_size
     )
     max_num_seqs: int = setting(256, "sequences that run at once", least=1)
+    kv_cache_dtype: str = setting(
+        "auto",
+        "type of keys and values: the weights', or fp8 (e4m3, on a GPU)",
+        choices=("auto", "fp8"),
+    )
     batch_invariant: bool = setting(
         False, "on a GPU too, compute a row to the same bits in every batch; a CPU always does"
     )

@@ -17,11 +17,13 @@ from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.graphs import CudaCapture
 from pagefleet_worker.inputs import DeviceInputs
 from pagefleet_worker.interface import EngineFacts
+from pagefleet_worker.kv_scales import find_kv_scales
 from pagefleet_worker.pools import make_pool
 from pagefleet_worker.weights import load_weights
 from tests.driver import Stream
 from tests.gpu_twin import Recorder
 
+NAN_IN_8_BITS = 0x7F
 BLOCK_SIZE, BLOCKS, SLOTS, LENGTH = 16, 60, 8, 256
 
 
@@ -41,14 +43,21 @@ def triton_decoder(folder: Path, device: torch.device, *, invariant: bool) -> De
 
 
 def triton_engine(
-    folder: Path, device: torch.device, *, invariant: bool = False, sizes: tuple[int, ...] = ()
+    folder: Path,
+    device: torch.device,
+    *,
+    invariant: bool = False,
+    eight_bits: bool = False,
+    sizes: tuple[int, ...] = (),
 ) -> TorchEngine:
     """An engine in float32; graphs of `sizes` are captured, or recorded where there is no GPU."""
     decoder = triton_decoder(folder, device, invariant=invariant)
+    if eight_bits:
+        decoder.keep_kv_in_8_bits(find_kv_scales(decoder, BLOCK_SIZE, 30))
     vocabulary = decoder.config.vocab_size
     facts = EngineFacts("model", "class", BLOCK_SIZE, BLOCKS, SLOTS, LENGTH, 512, vocabulary)
-    pool = make_pool(decoder.config, BLOCKS + 1, BLOCK_SIZE, torch.float32, device)
-    pool.fill_(torch.nan)
+    pool = make_pool(decoder.config, BLOCKS + 1, BLOCK_SIZE, decoder.kv_dtype, device)
+    pool.fill_(NAN_IN_8_BITS if eight_bits else torch.nan)
     inputs = DeviceInputs(decoder, pool, DeviceSlots.of(facts, device), lambda: None)
     if sizes:
         inputs.capture(sizes, CudaCapture() if device.type == "cuda" else Recorder())

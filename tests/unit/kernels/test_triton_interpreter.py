@@ -15,7 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("it would run itself", allow_module_level=True)
 
 HERE = Path(__file__).parent
-MODULES = ["attention", "cache", "matmul", "norm", "sampling"]
+MODULES = ["attention", "cache", "fp8", "matmul", "norm", "sampling"]
 
 
 def run_interpreted(marker: str) -> None:
