@@ -52,7 +52,7 @@ class Served:
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Status and body of an answer; 0 where there is none."""
-        return await asyncio.to_thread(_get, f"{self.url.result()}{path}")
+        return await asyncio.to_thread(fetch, f"{self.url.result()}{path}")
 
     async def blocks(self) -> dict[str, int]:
         """Blocks of all workers by state."""
@@ -83,7 +83,8 @@ class Served:
                 self.url.set_result(match[1])
 
 
-def _get(url: str) -> tuple[int, bytes]:
+def fetch(url: str) -> tuple[int, bytes]:
+    """Status and body of an answer over a new connection; 0 where there is none."""
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
             return answer.status, answer.read()
