@@ -2,10 +2,12 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint check clean
+.PHONY: help serve test test-all test-clients lint check clean
 
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := $(VENV)/clients
+SUITES := $(basename $(notdir $(wildcard tests/clients/requirements/*.txt)))
 PORT := 8000
 ARGS :=
 
@@ -13,6 +15,7 @@ help:
 	@echo 'make serve      serve the default model on 127.0.0.1:8000; PORT=8001 ARGS="--workers 2"'
 	@echo 'make test       run the tests; ARGS="-k blocks" passes options to pytest'
 	@echo 'make test-all   run the slow tests too'
+	@echo 'make test-clients  install clients and suites of others, and run them against servers'
 	@echo 'make check      what CI runs: ruff, mypy, then make test'
 	@echo 'make clean      remove $(VENV) and what tools have cached here'
 
@@ -24,6 +27,9 @@ test: $(VENV)/installed-dev
 
 test-all: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(ARGS)
+
+test-clients: $(VENV)/installed-dev $(SUITES:%=$(CLIENTS)/%/installed) $(CLIENTS)/node/installed
+	PAGEFLEET_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/clients $(ARGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check
@@ -41,6 +47,21 @@ $(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'Installing Pagefleet and what it needs into $(VENV); PyTorch alone may take minutes.'
 	$(BIN)/python -m pip install --disable-pip-version-check \
 	    --constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+# The environment of somebody else's client. It sees ours behind its own, so that what both need,
+# such as PyTorch, is there once.
+SITE := import sysconfig; print(sysconfig.get_path("purelib"))
+$(CLIENTS)/%/installed: tests/clients/requirements/%.txt | $(VENV)/installed-dev
+	$(BIN)/python -m venv $(@D)
+	$(BIN)/python -c '$(SITE)' > "$$($(@D)/bin/python -c '$(SITE)')/project.pth"
+	$(@D)/bin/python -m pip install --disable-pip-version-check --requirement $<
+	@touch $@
+
+$(CLIENTS)/node/installed: tests/clients/package.json
+	mkdir -p $(@D)
+	cp $< $(@D)
+	npm install --prefix $(@D) --no-package-lock --no-audit --no-fund
 	@touch $@
 
 $(BIN)/python:

@@ -282,8 +282,8 @@ def _room(
     if tokens > fitting:
         fault = prompt_field if asked is None or fitting < 1 else asked_field
         raise bad_request(
-            f"{prompt_field} has {longest} tokens, and {asked_field} asks for {tokens} more, but "
-            f"{limits.max_model_len} fit in all.",
+            f"This model's maximum context length is {limits.max_model_len} tokens, but "
+            f"{prompt_field} has {longest} and {asked_field} asks for {tokens} more.",
             fault,
             "context_length_exceeded",
         )
@@ -352,10 +352,8 @@ def _structure(
     if structure is not None and call is not None:
         raise bad_request(f"{structure.field} leaves no room for a call.", "tool_choice")
     structure = structure or call
-    if structure is not None:
-        for name in ("use_beam_search", "min_tokens"):
-            if getattr(body, name):
-                raise bad_request(f"{name} does not go with {structure.field}.", name)
+    if structure is not None and body.min_tokens:
+        raise bad_request(f"min_tokens does not go with {structure.field}.", "min_tokens")
     return structure
 
 

@@ -68,8 +68,8 @@ class Tokenizer:
         """
         if len(text) > self._max_characters:
             raise PromptTooLongError(
-                f"The prompt has {len(text)} characters, which are more than "
-                f"{self.max_model_len} tokens, the model's maximum length, however they are cut."
+                f"This model's maximum context length is {self.max_model_len} tokens, and the "
+                f"prompt's {len(text)} characters are more, however they are cut."
             )
         try:
             text.encode()

@@ -1,0 +1,80 @@
+"""Clients and suites of others against running servers, each in an environment of its own.
+
+`make test-clients` installs them and says where, in PAGEFLEET_CLIENTS; without it there is nothing
+to collect here. Nothing of theirs is needed to build, run or test Pagefleet otherwise.
+"""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from pagefleet.manifest import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Manifest
+from tests.system.serving import Serving, pagefleet_serve
+
+FOLDER = Path(__file__).parent
+INSTALLED = os.environ.get("PAGEFLEET_CLIENTS")
+
+collect_ignore_glob = [] if INSTALLED else ["test_*.py"]
+
+_PATIENCE = 240
+_OFFLINE = {
+    "HF_DATASETS_OFFLINE": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@pytest.fixture(scope="session")
+def run_client() -> Callable[..., str]:
+    """Runs a program of a client's environment to its good end; returns what it wrote."""
+
+    def run(client: str, program: str, *arguments: str, **environment: str) -> str:
+        assert INSTALLED is not None
+        command = [f"{INSTALLED}/{client}/bin/{program}", *arguments]
+        ended = subprocess.run(
+            command,
+            env={**os.environ, **_OFFLINE, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout
+        return ended.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Iterator[Serving]:
+    """`pagefleet serve` with the default model."""
+    options = ("--check", "--dtype=float32", "--tool-call-parser=hermes")
+    with pagefleet_serve(tmp_path_factory.mktemp("serve"), *options) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="session")
+def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """`pagefleet serve` where only the form of answers matters."""
+    options = ("--check", "--model=echo", "--engine=echo", "--max-model-len=128")
+    with pagefleet_serve(tmp_path_factory.mktemp("echo"), *options) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
+    """The default model's tokenizer as Hugging Face's libraries expect to find it."""
+    manifest, folder = Manifest.load(smollm2), tmp_path_factory.mktemp("tokenizer")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(smollm2 / TOKENIZER_FILE),
+        bos_token=manifest.bos_token,
+        eos_token=manifest.eos_token,
+        chat_template=(smollm2 / CHAT_TEMPLATE_FILE).read_text(),
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
