@@ -40,19 +40,22 @@ class Cell:
         arguments = [name, str(self.events_file), behaviour]
         return [sys.executable, "-S", str(HERE / "stand_in.py"), *arguments]
 
-    def start(self, *stages, drain_timeout=10.0, **options):
+    def start(self, *stages, drain_timeout=10.0, wrapper=(), stdin=None, **options):
         """Supervise `stages`, each a dict of names and behaviours; wait until all have started.
 
-        `options` are of every `Service`.
+        `wrapper` is what runs the supervisor, `options` are of every `Service`.
         """
         told = [
             [{"name": n, "command": self.command(n, b), **options} for n, b in stage.items()]
             for stage in stages
         ]
+        supervisor = [sys.executable, str(HERE / "cell.py"), json.dumps(told), str(drain_timeout)]
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "cell.py"), json.dumps(told), str(drain_timeout)],
+            [*wrapper, *supervisor],
+            stdin=stdin,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=bool(wrapper),
         )
         for stage in stages:
             for name in stage:
