@@ -54,11 +54,11 @@ def build_gateway(settings: GatewaySettings, model: ServedModel) -> Gateway:
         KeyFileError: the file of keys that the settings name is not usable.
         TracingError: traces are asked for, but not installed.
     """
-    client = SchedulerClient(settings.gateway_endpoint)
-    metrics = Metrics(model.name)
-    metrics.watch(client)
     file = settings.api_key_file
     keyring = Keyring(settings.api_key, None if file is None else Path(file))
+    client = SchedulerClient(settings.gateway_endpoint, keyring)
+    metrics = Metrics(model.name)
+    metrics.watch(client)
     gateway = Gateway(settings, model, client, metrics, keyring)
     gateway.tracer = _tracer(settings.otlp_traces_endpoint)
     if settings.resume_secret is not None:

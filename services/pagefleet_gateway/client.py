@@ -18,6 +18,7 @@ import zmq
 from pagefleet.transport import Peer
 from pagefleet.wire import (
     Inspect,
+    Pulse,
     Reason,
     Rejected,
     Snapshot,
@@ -33,6 +34,7 @@ from pagefleet_gateway.link import (
     Reaction,
     SchedulerLink,
 )
+from pagefleet_gateway.tenants import Keyring
 
 _LOG = logging.getLogger(__name__)
 
@@ -123,9 +125,10 @@ class CellHealth:
 class SchedulerClient:
     """The gateway's link to the scheduler, running."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, keyring: Keyring | None = None) -> None:
         self.link = SchedulerLink(time.monotonic())
         self._endpoint = endpoint
+        self._keyring = Keyring() if keyring is None else keyring
         self._mailboxes: dict[str, Mailbox] = {}
         self._queries = count(1)
         self._inspections: dict[int, asyncio.Future[Snapshot]] = {}
@@ -222,6 +225,8 @@ class SchedulerClient:
                 self._answer_inspection(message)
             else:
                 self._carry_out(self.link.handle(message, time.monotonic()))
+                if isinstance(message, Pulse) and message is self.link.pulse:
+                    self._keyring.learn(message, time.monotonic())
 
     def _answer_inspection(self, snapshot: Snapshot) -> None:
         answer = self._inspections.get(snapshot.query)
@@ -230,7 +235,7 @@ class SchedulerClient:
 
     async def _beat(self) -> None:
         while True:
-            self._carry_out(self.link.tick(time.monotonic()))
+            self._carry_out(self.link.tick(time.monotonic(), self._keyring.used()))
             await asyncio.sleep(BEAT_SECONDS)
 
     def _carry_out(self, reaction: Reaction) -> None:

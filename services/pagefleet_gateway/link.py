@@ -25,7 +25,7 @@ Messages and calls go in with the time `now` (seconds of any monotonic clock); w
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pagefleet.wire import (
@@ -46,6 +46,7 @@ from pagefleet.wire import (
     Refused,
     Rejected,
     Submit,
+    TenantUse,
     ToGateway,
     Welcome,
     unpack_ints,
@@ -164,8 +165,11 @@ class SchedulerLink:
             [Credit(request, submission.attempt, limits)] if submission and limits else []
         )
 
-    def tick(self, now: float) -> Reaction:
-        """To be called every `BEAT_SECONDS`: greet or beat, and give up what waited too long."""
+    def tick(self, now: float, used: Mapping[str, TenantUse] | None = None) -> Reaction:
+        """To be called every `BEAT_SECONDS`: greet or beat, and give up what waited too long.
+
+        used: what tenants used at this gateway.
+        """
         reaction = Reaction()
         if now - self._heard >= SILENCE_SECONDS:
             self._welcomed = False
@@ -178,7 +182,8 @@ class SchedulerLink:
                 [
                     OpenRequest(request, submission.attempt, submission.positions())
                     for request, submission in self._open.items()
-                ]
+                ],
+                dict(used or {}),
             )
             reaction.messages.append(beat)
             for request, submission in self._open.items():

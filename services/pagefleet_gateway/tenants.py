@@ -13,8 +13,12 @@ Keys come from a file (TOML or JSON) that holds their SHA-256, never themselves:
     weight = 2.0                  # where others wait too, its share of the service; 1.0 if left out
 
 The file is read again when it changes; what tenants have used stays counted. A key is compared as
-its hash, with all known ones, in constant time. Limits are those of one gateway process. Without
-any key everybody is one tenant.
+its hash, with all known ones, in constant time. Without any key everybody is one tenant.
+
+Limits hold for all gateways of a cell together, as far as they know of each other: the scheduler
+tells each, five times a second, what the others' tenants use. So a tenant may exceed its limits by
+what it begins elsewhere within 0.2 s; each gateway that starts gives every tenant a minute's worth
+anew, and while there is no scheduler each counts for itself.
 """
 
 import hashlib
@@ -31,6 +35,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from pagefleet.wire import Pulse, TenantUse
 from pagefleet_gateway.allowance import Allowance
 from pagefleet_gateway.errors import bad_request, too_many
 
@@ -70,8 +75,12 @@ class Tenant:
         self._terms = terms
         self._requests = Allowance(terms.requests_per_minute if terms else None)
         self._tokens = Allowance(terms.tokens_per_minute if terms else None)
+        self.requests = 0
+        """Taken since the start."""
+        self.tokens = 0
         self.open = 0
         """Requests that are being answered."""
+        self._elsewhere: TenantUse | None = None
 
     def __repr__(self) -> str:
         return f"<Tenant {self.name!r} {self.open} open>"
@@ -110,12 +119,14 @@ class Tenant:
             ApiError: 429; a limit is reached.
         """
         most = self._terms.concurrent_requests if self._terms else None
-        if most is not None and self.open >= most:
+        elsewhere = self._elsewhere.open if self._elsewhere else 0
+        if most is not None and self.open + elsewhere >= most:
             raise too_many(f"This key may have {most} requests open at once.")
         for allowance, what in ((self._requests, "requests"), (self._tokens, "tokens")):
             if wait := allowance.wait(now):
                 raise too_many(f"This key has used up its {what} per minute.", math.ceil(wait))
         self._requests.take(1, now)
+        self.requests += 1
         self.open += 1
         try:
             yield
@@ -124,7 +135,20 @@ class Tenant:
 
     def charge(self, tokens: int, now: float) -> None:
         """Count tokens of prompts and answers."""
+        self.tokens += tokens
         self._tokens.take(tokens, now)
+
+    @property
+    def use(self) -> TenantUse:
+        """What it used here."""
+        return TenantUse(self.requests, self.tokens, self.open)
+
+    def learn(self, elsewhere: TenantUse, now: float, anew: bool) -> None:
+        """Count what it used at other gateways; `anew`: since a scheduler that has just begun."""
+        before = TenantUse(0, 0, 0) if anew else self._elsewhere or elsewhere
+        self._requests.take(elsewhere.requests - before.requests, now)
+        self._tokens.take(elsewhere.tokens - before.tokens, now)
+        self._elsewhere = elsewhere
 
     def check_priority(self, priority: int) -> None:
         """Let a request pass that does not ask to go before what this tenant may.
@@ -154,6 +178,7 @@ class Keyring:
         self._looked = -math.inf
         self._stamp: tuple[int, int] | None = None
         self._tenants: dict[bytes, Tenant] = {}
+        self._epoch: int | None = None
         self._use([] if file is None else self._read(file))
 
     def __len__(self) -> int:
@@ -173,6 +198,17 @@ class Keyring:
             if hmac.compare_digest(known, digest):
                 found = tenant
         return found
+
+    def used(self) -> dict[str, TenantUse]:
+        """What each tenant used here, by name."""
+        return {tenant.name: tenant.use for tenant in self._tenants.values() if tenant.requests}
+
+    def learn(self, pulse: Pulse, now: float) -> None:
+        """Count what tenants used elsewhere, as the scheduler knows it."""
+        anew = self._epoch not in (None, pulse.epoch)
+        self._epoch = pulse.epoch
+        for tenant in self._tenants.values():
+            tenant.learn(pulse.elsewhere.get(tenant.name, TenantUse(0, 0, 0)), now, anew)
 
     def _look(self, now: float) -> None:
         if self._file is None or now - self._looked < CHECK_SECONDS:

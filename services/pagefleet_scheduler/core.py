@@ -33,6 +33,7 @@ from pagefleet.wire import (
     Refused,
     Result,
     Submit,
+    TenantUse,
     ToScheduler,
     Welcome,
     WorkerBeat,
@@ -49,6 +50,7 @@ from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.requests import Requests
 from pagefleet_scheduler.sequence import Request, Sequence
 from pagefleet_scheduler.snapshot import take_snapshot
+from pagefleet_scheduler.usage import Usage
 
 GATEWAY_LEASE = 2.0
 """Seconds without a word after which a gateway's requests are dropped."""
@@ -99,6 +101,7 @@ class Scheduler:
         self.outbox = Outbox(epoch)
         self.requests = Requests(self.placement, self.outbox)
         self.admission = Admission(self.requests, self.placement, self.outbox, max_queued)
+        self.usage = Usage()
         self.dropped_results = 0
         self._gateways: dict[bytes, float] = {}
         """When each was last heard of."""
@@ -184,6 +187,7 @@ class Scheduler:
         if peer in self._workers:
             self._drop_worker(peer, crashed=True)
         if self._gateways.pop(peer, None) is not None:
+            self.usage.forget(peer)
             for request in self.requests.of(peer):
                 self.admission.leave(request, self._now)
 
@@ -214,7 +218,8 @@ class Scheduler:
             for choice, position in line.positions.items():
                 if sequence := request.sequences.get(choice) or request.finished.get(choice):
                     self._repeat_outputs(sequence, choice, position)
-        self.outbox.send(peer, self._pulse(unknown))
+        self.usage.note(peer, beat.used)
+        self.outbox.send(peer, self._pulse(unknown, self.usage.elsewhere(peer)))
 
     def _repeat_outputs(self, sequence: Sequence, choice: int, position: int) -> None:
         """Send again what had been sent before the gateway's last beat, and is not there yet."""
@@ -223,7 +228,7 @@ class Scheduler:
             self.outbox.output(sequence, choice, position)
         sequence.sent_before = sequence.sent
 
-    def _pulse(self, unknown: list[str]) -> Pulse:
+    def _pulse(self, unknown: list[str], elsewhere: dict[str, TenantUse]) -> Pulse:
         return Pulse(
             epoch=self.epoch,
             workers=len(self._workers),
@@ -233,6 +238,7 @@ class Scheduler:
             unknown=unknown,
             stalled=self.stalled,
             engines=[worker.stats() for worker in self._workers.values()],
+            elsewhere=elsewhere,
         )
 
     def _answer_inspections(self) -> None:

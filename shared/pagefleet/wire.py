@@ -243,10 +243,23 @@ class OpenRequest(Part, frozen=True):
     positions: dict[int, int]
 
 
+class TenantUse(Part, frozen=True):
+    """What a tenant that has limits uses."""
+
+    requests: int
+    """That it sent."""
+    tokens: int
+    """Of its prompts and answers."""
+    open: int
+    """Requests that are being answered now."""
+
+
 class GatewayBeat(Message, frozen=True):
     """Every 200 ms: I live, and this is how far I got. Answered by `Pulse`."""
 
     open: list[OpenRequest]
+    used: dict[str, TenantUse] = {}
+    """By tenants, at this gateway, since it began."""
 
 
 class GatewayBye(Message, frozen=True):
@@ -312,6 +325,8 @@ class Pulse(Message, frozen=True):
     stalled: bool
     """Requests wait and nothing has run for seconds."""
     engines: list[EngineStats] = []
+    elsewhere: dict[str, TenantUse] = {}
+    """What tenants used at all other gateways, since this scheduler began."""
 
 
 class Output(Part, frozen=True):

@@ -20,8 +20,8 @@ GOLDEN: list[tuple[wire.Message, str]] = [
     (wire.GatewayHello(1), "92ac4761746577617948656c6c6f01"),
     (wire.Abort("r", 1, [2]), "94a541626f7274a172019102"),
     (
-        wire.GatewayBeat([wire.OpenRequest("r", 0, {0: 5})]),
-        "92ab476174657761794265617491" + "93a17200810005",
+        wire.GatewayBeat([wire.OpenRequest("r", 0, {0: 5})], {"t": wire.TenantUse(1, 9, 0)}),
+        "93ab476174657761794265617491" + "93a17200810005" + "81a174" + "93010900",
     ),
     (wire.GatewayBye(), "91aa47617465776179427965"),
     (wire.Inspect(3, True), "93a7496e737065637403c3"),

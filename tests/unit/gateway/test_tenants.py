@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pagefleet.wire import Pulse, TenantUse
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.tenants import (
     CHECK_SECONDS,
@@ -162,3 +163,55 @@ def test_priority() -> None:
     assert (caught.value.status, caught.value.param) == (400, "priority")
     EVERYBODY.check_priority(-(2**31))
     assert EVERYBODY.digest is None
+
+
+def pulse(epoch: int = 1, **elsewhere: TenantUse) -> Pulse:
+    return Pulse(epoch, 1, 0, 0, 4096, [], False, elsewhere=elsewhere)
+
+
+def limited(tmp_path: Path, **limits: int) -> tuple[Keyring, Tenant]:
+    fields = {"name": "a", "sha256": digest("one"), **limits}
+    keyring = Keyring(file=written(tmp_path / "keys.toml", fields))
+    tenant = keyring.find(b"one", 0.0)
+    assert tenant is not None
+    return keyring, tenant
+
+
+def may_ask(tenant: Tenant, now: float = 0.0) -> bool:
+    try:
+        with tenant.request(now):
+            return True
+    except ApiError:
+        return False
+
+
+def test_what_is_open_elsewhere_counts(tmp_path: Path) -> None:
+    keyring, tenant = limited(tmp_path, concurrent_requests=2)
+    keyring.learn(pulse(a=TenantUse(5, 50, 1)), 0.0)
+    with tenant.request(0.0):
+        assert not may_ask(tenant)
+        keyring.learn(pulse(a=TenantUse(5, 50, 0)), 0.0)
+        assert may_ask(tenant)
+
+
+def test_what_is_used_elsewhere_is_used_up(tmp_path: Path) -> None:
+    keyring, tenant = limited(tmp_path, requests_per_minute=6, tokens_per_minute=100)
+    keyring.learn(pulse(a=TenantUse(50, 5000, 0)), 0.0)  # before this gateway began
+    assert may_ask(tenant)
+    for fits in (True, False):
+        keyring.learn(pulse(a=TenantUse(54, 5001, 0)), 0.0)
+        assert may_ask(tenant) is fits
+    assert may_ask(tenant, now=10.0)
+    keyring.learn(pulse(a=TenantUse(54, 5200, 0)), 10.0)
+    assert not may_ask(tenant, now=50.0)
+    assert keyring.used() == {"a": TenantUse(3, 0, 0)}
+
+
+def test_a_scheduler_that_begins_anew_knows_only_what_is_used_since(tmp_path: Path) -> None:
+    keyring, tenant = limited(tmp_path, requests_per_minute=3)
+    keyring.learn(pulse(1, a=TenantUse(50, 0, 0)), 0.0)
+    keyring.learn(pulse(2, a=TenantUse(2, 0, 0)), 0.0)
+    assert may_ask(tenant)
+    assert not may_ask(tenant)
+    keyring.learn(pulse(3), 20.0)
+    assert may_ask(tenant, 20.0)

@@ -1,0 +1,37 @@
+"""A key's limits hold for all gateways of a cell together."""
+
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import httpx
+
+from tests.system.serving import pagefleet_serve
+
+KEY, LIMIT = "a key", 4
+KEYS = f"""
+[[keys]]
+name = "team"
+sha256 = "{sha256(KEY.encode()).hexdigest()}"
+requests_per_minute = {LIMIT}
+"""
+BEATS = 0.3
+"""Seconds in which every gateway learns what the others counted."""
+
+
+def test_requests_a_minute_at_two_gateways(tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").write_text(KEYS)
+    options = ("--model=echo", "--engine=echo", "--gateways=2")
+    keys = f"--api-key-file={tmp_path}/keys.toml"
+    with pagefleet_serve(tmp_path, *options, keys, XDG_RUNTIME_DIR=str(tmp_path)) as serving:
+        body = {"prompt": "Once", "max_tokens": 2}
+        headers = {"authorization": f"Bearer {KEY}"}
+        statuses = []
+        for _ in range(3 * LIMIT):  # each over a connection of its own, to whichever takes it
+            answer = httpx.post(f"{serving.url}/v1/completions", json=body, headers=headers)
+            statuses.append(answer.status_code)
+            time.sleep(BEATS)
+    taken = statuses.count(200)
+    grown = 3 * LIMIT * (BEATS + 0.5) * LIMIT / 60
+    assert set(statuses) == {200, 429}
+    assert LIMIT <= taken <= LIMIT + grown
