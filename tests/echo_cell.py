@@ -21,6 +21,7 @@ def echo_beams(prompt: Sequence[int], params: SamplingParams) -> list[Answer]:
     """A beam search on the echo model without pages, batches or forks: its oracle."""
     beams, pieces = [array("i")], [list[Logprobs]()]
     search = BeamSearch(params)
+    guided = DECODER.grammars.begin(params.guide) if params.guide else None
     while not search.done:
         candidates = []
         for beam in beams:
@@ -28,7 +29,8 @@ def echo_beams(prompt: Sequence[int], params: SamplingParams) -> list[Answer]:
             for position, token in enumerate([*prompt, *beam]):
                 chain.append(token, position, tenant_of(b""))
             logits = DECODER.logits(chain.digest())
-            candidates.append(pack_logprobs([logits], [0], params.candidates))
+            mask = guided.mask(beam) if guided else None
+            candidates.append(pack_logprobs([logits], [0], params.candidates, mask))
         going = search.advance(beams, pieces, candidates)
         beams = [beams[each.beam] + array("i", [each.token]) for each in going]
         pieces = [[*pieces[each.beam], *filter(None, [each.logprobs])] for each in going]

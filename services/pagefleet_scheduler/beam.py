@@ -5,7 +5,7 @@ all these continuations the best max(2, 1 + end tokens) x width are looked at, i
 summed logprobs. Those that end (a stop token, or the length) become answers if they are among the
 first `width`; the best `width` others run on. An answer's score is its sum of logprobs divided by
 its number of tokens to the power of `length_penalty`. The search ends when `width` answers are
-there and no running beam can beat the worst of them:
+there and no running beam can beat the worst of them, or where a grammar lets no beam go on:
 
     early_stopping   True    as soon as there are `width` answers
                      False   if the best running beam, scored at its present length, is worse
@@ -16,6 +16,7 @@ search knows nothing of blocks: `advance` says which beam goes on with which tok
 scheduler forks and frees (PagedAttention, Kwon et al., SOSP 2023, section 4.4).
 """
 
+import math
 from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -93,6 +94,8 @@ class BeamSearch:
         for beam, each in enumerate(candidates):
             logprobs = unpack_floats(each.top)
             for rank, token in enumerate(unpack_ints(each.top_ids)):
+                if logprobs[rank] == -math.inf:
+                    break  # what follows, the grammar does not allow
                 score = self.scores[beam] + logprobs[rank]
                 found.append((-score, beam, rank, token))
         found.sort()

@@ -247,4 +247,7 @@ class Requests:
         decoding.append_continuations(request, going)
         if search.done:
             for choice, rank in request.answers.items():
-                self._outbox.answer(request, choice, search.answers[rank], beams[0].cached)
+                if rank < len(search.answers):
+                    self._outbox.answer(request, choice, search.answers[rank], beams[0].cached)
+                else:  # a grammar has fewer texts than that
+                    self._outbox.no_answer(request, choice, Finish.ABORT)

@@ -46,6 +46,11 @@ class Draw:
             or self.position < params.min_tokens
         )
 
+    @property
+    def confines(self) -> bytes | None:
+        """The mask that alternatives obey too: a beam goes on with one of them."""
+        return self.mask if self.params.beam_width else None
+
     def forbidden(self) -> set[int]:
         """Tokens that bad words and `min_tokens` rule out at this position."""
         tokens = {word[-1] for word in self.params.bad_words if self._follows(word[:-1])}

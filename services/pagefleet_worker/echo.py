@@ -179,7 +179,8 @@ class EchoEngine:
         ]
         if params.logprobs is not None:
             for number, token in enumerate(chosen, len(answer.tokens)):
-                packed = pack_logprobs([logits], [max(token, 0)], params.logprobs)
+                confines = mask if params.beam_width else None
+                packed = pack_logprobs([logits], [max(token, 0)], params.logprobs, confines)
                 answer.logprobs.append((number, packed))
         answer.tokens.extend(chosen)
         if NO_TOKEN in chosen:

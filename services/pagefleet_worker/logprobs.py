@@ -1,5 +1,8 @@
 """Logprobs as the model gave them: before masks, penalties and temperature.
 
+A mask does not change a logprob, but a beam is shown only alternatives that its grammar allows; in
+the place of those that it lacks is -inf.
+
 They are ordered on the device with the step, and read when its result is taken.
 """
 
@@ -14,6 +17,7 @@ from pagefleet.wire import Logprobs, pack_floats, pack_ints
 from pagefleet_kernels import reference
 from pagefleet_worker.draw import Draw
 from pagefleet_worker.selection import chunk_rows, top
+from pagefleet_worker.shaping import guide
 from pagefleet_worker.transfer import to_device
 
 
@@ -50,15 +54,23 @@ LogSoftmax: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def rank(
-    logits: Tensor, tokens: Tensor, count: int, log_softmax: LogSoftmax = reference.log_softmax
+    logits: Tensor,
+    tokens: Tensor,
+    count: int,
+    log_softmax: LogSoftmax = reference.log_softmax,
+    masks: Sequence[bytes | None] = (),
 ) -> Ranked:
     """log_softmax of logits [m, V] float32 at `tokens` [m] int64 and at the `count` best.
 
     For a prompt: the logits of its positions but the last, and its tokens from the second on.
+    masks: of each row, the tokens that are ranked (`Draw.mask`); none: all.
     """
     size = chunk_rows(logits)
     chunks = zip(torch.split(logits, size), torch.split(tokens, size), strict=True)
-    parts = [_rank(log_softmax(rows), chosen, count) for rows, chosen in chunks]
+    parts = [
+        _rank(log_softmax(rows), chosen, count, masks[number * size : (number + 1) * size])
+        for number, (rows, chosen) in enumerate(chunks)
+    ]
     return Ranked(
         torch.cat([part.chosen for part in parts]),
         torch.cat([part.top_ids for part in parts]),
@@ -66,9 +78,12 @@ def rank(
     )
 
 
-def _rank(logprobs: Tensor, tokens: Tensor, count: int) -> Ranked:
-    best = top(logprobs, count)
+def _rank(
+    logprobs: Tensor, tokens: Tensor, count: int, masks: Sequence[bytes | None]
+) -> Ranked:
     chosen = logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    guide(logprobs, masks)
+    best = top(logprobs, count)
     return Ranked(chosen, best, logprobs.gather(-1, best))
 
 
@@ -106,6 +121,7 @@ class DrawLogprobs:
                         tokens[to_device(indices, tokens.device)].clamp(min=0),
                         count,
                         log_softmax,
+                        [draws[index].confines for index in indices],
                     ),
                 )
                 for count, indices in asking.items()

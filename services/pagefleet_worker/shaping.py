@@ -32,7 +32,7 @@ def shape(scores: Tensor, draws: Sequence[Draw]) -> None:
     Raises:
         IndexError: a parameter or a history names a token outside the vocabulary.
     """
-    _guide(scores, draws)
+    guide(scores, [draw.mask for draw in draws])
     _allow(scores, draws)
     _forbid(scores, draws)
     _bias(scores, draws)
@@ -40,13 +40,16 @@ def shape(scores: Tensor, draws: Sequence[Draw]) -> None:
     _penalize_frequency(scores, draws)
 
 
-def _guide(scores: Tensor, draws: Sequence[Draw]) -> None:
-    """The masks travel as bits; on the device each byte becomes what is added to eight scores."""
-    guided = {row: draw.mask for row, draw in enumerate(draws) if draw.mask is not None}
+def guide(scores: Tensor, masks: Sequence[bytes | None]) -> None:
+    """Forbid what the grammars of rows [n, V] float32 do not allow (`Draw.mask`), in place.
+
+    The masks travel as bits; on the device each byte becomes what is added to eight scores.
+    """
+    guided = {row: mask for row, mask in enumerate(masks) if mask is not None}
     if guided:
         device, packed = scores.device, np.frombuffer(b"".join(guided.values()), np.uint8)
-        masks = to_device(packed.reshape(len(guided), -1), device)
-        added = F.embedding(masks.int(), _added_by_byte(device)).flatten(1)
+        bits = to_device(packed.reshape(len(guided), -1), device)
+        added = F.embedding(bits.int(), _added_by_byte(device)).flatten(1)
         rows = to_device(list(guided), device)
         scores.index_add_(0, rows, added[:, : scores.shape[-1]])
 

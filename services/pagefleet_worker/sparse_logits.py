@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice
-from math import exp, log
+from math import exp, inf, log
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import Logprobs, pack_floats, pack_ints
@@ -48,9 +48,17 @@ class SparseLogits:
         """Before masks, penalties and temperature."""
         return self._logit(token) - self._normalizer
 
-    def top(self, count: int) -> list[tuple[int, float]]:
-        """The `count` most likely tokens and their logprobs, the lower id first of equal ones."""
-        ranked = sorted(zip(self.tokens, self.logits, strict=True), key=lambda pair: -pair[1])
+    def top(self, count: int, mask: bytes | None = None) -> list[tuple[int, float]]:
+        """The `count` most likely tokens and their logprobs, the lower id first of equal ones.
+
+        Tokens outside the mask are of no probability.
+        """
+        logits = dict(zip(self.tokens, self.logits, strict=True))
+        if mask is not None:
+            allowed = _allowed(mask, range(self.size))
+            logits = {token: self._logit(token) for token in sorted(allowed)}
+            logits |= dict.fromkeys(sorted({*range(self.size)} - allowed), -inf)
+        ranked = sorted(logits.items(), key=lambda pair: -pair[1])
         if count > len(ranked):
             others = (token for token in range(self.size) if token not in self._own)
             ranked += [(token, FLOOR) for token in islice(others, count - len(ranked))]
@@ -87,10 +95,13 @@ class SparseLogits:
 
 
 def pack_logprobs(
-    logits: Sequence[SparseLogits], tokens: Sequence[int], alternatives: int
+    logits: Sequence[SparseLogits],
+    tokens: Sequence[int],
+    alternatives: int,
+    mask: bytes | None = None,
 ) -> Logprobs:
-    """Those of consecutive tokens, each with its own logits."""
-    best = [pair for each in logits for pair in each.top(alternatives)]
+    """Those of consecutive tokens, each with its own logits; the mask confines alternatives."""
+    best = [pair for each in logits for pair in each.top(alternatives, mask)]
     chosen = [each.logprob(token) for each, token in zip(logits, tokens, strict=True)]
     return Logprobs(
         pack_floats(chosen),

@@ -124,7 +124,6 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
             ("bad_words", all(self.bad_words), "sequences of at least one token"),
             ("allowed_token_ids", self.allowed_token_ids != (), "absent or not empty"),
             ("beam_width", 0 <= self.beam_width <= MAX_CHOICES, f"0 to {MAX_CHOICES}"),
-            ("guide", self.guide is None or not self.beam_width, "absent with a beam search"),
             (
                 "guide",
                 self.guide is None or len(self.guide.grammar) <= MAX_GRAMMAR_CHARACTERS,

@@ -153,6 +153,10 @@ FORMS: dict[str, dict[str, object]] = {
     "n2": {"choices": 2, "eos_token_ids": (3,)},
     "logprobs": {"logprobs": 2, "prompt_logprobs": 1},
     "beam": {"choices": 2, "beam_width": 2, "eos_token_ids": (3,), "logprobs": 1},
+    "guided beam": {
+        "guide": Guide("start: /[a-z]{2,9}( [a-z]+)?/"),
+        **{"choices": 2, "beam_width": 2, "eos_token_ids": (3,)},
+    },
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 2, "top_k": 9},
     "guided": {"guide": Guide("start: /[a-z]{2,9}( [a-z]+)?/"), "eos_token_ids": (3,)},
     "prompt only": {"max_tokens": 0, "prompt_logprobs": 0},
@@ -168,13 +172,13 @@ def make_submit(name: str, form: str, draw: random.Random, **fixed: int) -> Subm
     if form == "penalties":
         fields["min_tokens"] = min(2, fields["max_tokens"])
     prompt = [7] * draw.randint(0, 12) + [draw.randrange(200) for _ in range(draw.randint(1, 14))]
-    window = draw.choice([0, 0, 2, 5]) if form != "beam" else 0
+    window = draw.choice([0, 0, 2, 5]) if "beam" not in form else 0
     return Submit(
         name,
         0,
         pack_ints(prompt[: LONGEST - fields["max_tokens"]]),
         SamplingParams(**fields),
         [ChoiceState(choice) for choice in range(choices)],
-        salt=draw.choice([b"", b"", b"tenant"]) if form != "beam" else b"",
+        salt=draw.choice([b"", b"", b"tenant"]) if "beam" not in form else b"",
         window=window,
     )

@@ -98,6 +98,17 @@ def test_a_guided_stream_outlives_the_other_services(
     assert "".join(pieces) == expected
 
 
+def test_beams_obey_a_grammar(client: openai.OpenAI) -> None:
+    pattern = r"[ab]{3}-[0-9]{2}"
+    search = {"use_beam_search": True, "structured_outputs": {"regex": pattern}}
+    answer = client.completions.create(
+        model="echo", prompt="Once", max_tokens=20, n=3, extra_body=search
+    )
+    texts = [choice.text for choice in answer.choices]
+    assert all(re.fullmatch(pattern, text) for text in texts)
+    assert len(set(texts)) > 1  # beams may differ in how they end, too
+
+
 def test_a_bad_schema_names_its_field(client: openai.OpenAI) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "it", "schema": {"type": "nothing"}}}
     with pytest.raises(openai.BadRequestError) as caught:

@@ -47,11 +47,6 @@ def test_out_of_range_names_the_field(field: str, value: object) -> None:
         params(**{field: value})
 
 
-def test_a_beam_search_is_not_guided() -> None:
-    with pytest.raises(ValueError, match=r"^guide must be absent"):
-        params(guide=Guide("start: /a/"), beam_width=2)
-
-
 def test_ranges_are_checked_when_decoded() -> None:
     good = msgspec.to_builtins(params(temperature=0.5))
     bad = [value if value != 0.5 else math.nan for value in good]

@@ -2,6 +2,7 @@
 
 import random
 from array import array
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -33,15 +34,24 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
+Allowed = Callable[[list[int]], list[int]]
+"""The tokens that a grammar lets follow prompt and outputs."""
+
+
 @torch.inference_mode()
-def next_tokens(model: LlamaForCausalLM, tokens: list[int], count: int) -> Logprobs:
+def next_tokens(
+    model: LlamaForCausalLM, tokens: list[int], count: int, allowed: Allowed
+) -> Logprobs:
     logprobs = model(torch.tensor([tokens])).logits[0, -1].float().log_softmax(-1)
-    top = logprobs.topk(count)
-    return Logprobs(b"", pack_ints(top.indices.tolist()), pack_floats(top.values.tolist()))
+    forbidden = torch.full_like(logprobs, -torch.inf)
+    forbidden[allowed(tokens)] = 0.0
+    top = (logprobs + forbidden).topk(count)
+    values = top.values.tolist()
+    return Logprobs(pack_floats(values[:1]), pack_ints(top.indices.tolist()), pack_floats(values))
 
 
 def search(
-    model: LlamaForCausalLM, prompt: list[int], params: SamplingParams
+    model: LlamaForCausalLM, prompt: list[int], params: SamplingParams, allowed: Allowed
 ) -> list[tuple[list[int], float, Finish]]:
     """Drive a search as the scheduler does, one model call a beam and step."""
     beams: list[list[int]] = [[]]
@@ -50,18 +60,31 @@ def search(
         going = state.advance(
             [array("i", beam) for beam in beams],
             [[] for _ in beams],
-            [next_tokens(model, prompt + beam, params.candidates) for beam in beams],
+            [next_tokens(model, prompt + beam, params.candidates, allowed) for beam in beams],
         )
         assert len(going) in (0, params.beam_width)
         beams = [[*beams[each.beam], each.token] for each in going]
     return [(list(answer.tokens), answer.score, answer.finish) for answer in state.answers]
 
 
+def everything(tokens: list[int]) -> list[int]:
+    return [*range(VOCABULARY)]
+
+
+def two_of_three(tokens: list[int]) -> list[int]:
+    return [token for token in range(VOCABULARY) if (token + tokens[-1]) % 3]
+
+
 @pytest.mark.parametrize("early_stopping", [True, False, None])
 @pytest.mark.parametrize("width", [2, 4])
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0, -0.5])
+@pytest.mark.parametrize("allowed", [everything, two_of_three], ids=lambda each: each.__name__)
 def test_equal_to_transformers(
-    model: LlamaForCausalLM, width: int, length_penalty: float, early_stopping: bool | None
+    model: LlamaForCausalLM,
+    width: int,
+    length_penalty: float,
+    early_stopping: bool | None,
+    allowed: Allowed,
 ) -> None:
     prompt = [random.randrange(VOCABULARY) for _ in range(5)]
     ends = tuple(random.sample(range(FILL), random.randint(1, 3)))
@@ -74,7 +97,7 @@ def test_equal_to_transformers(
         length_penalty=length_penalty,
         early_stopping=early_stopping,
     )
-    answers = search(model, prompt, params)
+    answers = search(model, prompt, params, allowed)
     expected = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -88,6 +111,7 @@ def test_equal_to_transformers(
         early_stopping="never" if early_stopping is None else early_stopping,
         return_dict_in_generate=True,
         output_scores=True,
+        prefix_allowed_tokens_fn=lambda _, tokens: allowed(tokens.tolist()),
     )
     for (tokens, score, finish), sequence, wanted in zip(
         answers, expected.sequences.tolist(), expected.sequences_scores.tolist(), strict=True
@@ -101,10 +125,27 @@ def test_equal_to_transformers(
 def test_logprobs_of_an_answer_are_its_own(model: LlamaForCausalLM) -> None:
     params = SamplingParams(max_tokens=1, seed=0, beam_width=3, logprobs=2)
     state = BeamSearch(params)
-    candidates = next_tokens(model, [1, 2, 3], params.candidates)
+    candidates = next_tokens(model, [1, 2, 3], params.candidates, everything)
     assert state.advance([array("i")], [[]], [candidates]) == []
     for answer in state.answers:
         (piece,) = answer.logprobs
         assert answer.score == pytest.approx(memoryview(piece.chosen).cast("f")[0])
         assert piece.top_ids == candidates.top_ids[:8]
         assert piece.top == candidates.top[:8]
+
+
+def test_beams_go_on_only_with_what_a_grammar_allows(model: LlamaForCausalLM) -> None:
+    def one_way(tokens: list[int]) -> list[int]:
+        return [5] if len(tokens) < 4 else [6, 7]
+
+    params = SamplingParams(max_tokens=3, seed=0, beam_width=4)
+    beams: list[list[int]] = [[]]
+    state = BeamSearch(params)
+    sizes = []
+    while not state.done:
+        found = [next_tokens(model, [1, 2, *beam], params.candidates, one_way) for beam in beams]
+        going = state.advance([array("i", beam) for beam in beams], [[] for _ in beams], found)
+        beams = [[*beams[each.beam], each.token] for each in going]
+        sizes.append(len(beams))
+    assert sizes == [1, 1, 0]
+    assert sorted(list(answer.tokens) for answer in state.answers) == [[5, 5, 6], [5, 5, 7]]

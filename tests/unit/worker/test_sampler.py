@@ -4,6 +4,7 @@ import math
 import random
 from array import array
 from collections import Counter
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -300,6 +301,25 @@ def test_logprobs_are_those_of_the_raw_logits(rng: random.Random) -> None:
     best = expected[2].sort(descending=True, stable=True)
     assert list(unpack_ints(last[1].top_ids)) == best.indices[:4].tolist()
     assert list(unpack_floats(last[1].top)) == pytest.approx(best.values[:4].tolist(), abs=1e-5)
+
+
+def test_a_beam_is_shown_what_its_grammar_allows_with_the_model_s_own_logprobs(
+    rng: random.Random,
+) -> None:
+    logits, allowed = torch.randn(2, 203), sorted(rng.sample(range(203), 3))
+    mask = bytearray(26)
+    for token in allowed:
+        mask[token >> 3] |= 1 << (token & 7)
+    fields: list[dict[str, object]] = [{"beam_width": 2, "logprobs": 4}, {"logprobs": 4}]
+    draws = [replace(draw, mask=bytes(mask)) for draw in draws_of(fields, [], [])]
+    found = DrawLogprobs.of(logits, draws, sample(logits, draws)).to_wire()
+    beam, plain = (each for _, each in found)
+    expected = logits.log_softmax(-1)
+    best = sorted(allowed, key=lambda token: -expected[0, token].item())
+    assert unpack_ints(beam.top_ids).tolist()[:3] == best
+    values = [expected[0, token].item() for token in best]
+    assert unpack_floats(beam.top).tolist() == pytest.approx([*values, -math.inf])
+    assert unpack_ints(plain.top_ids).tolist() == expected[1].topk(4).indices.tolist()
 
 
 def test_prompt_logprobs_do_not_depend_on_how_many_are_asked_at_once(rng: random.Random) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from array import array
+from math import inf
 
 import pytest
 import torch
@@ -77,6 +78,15 @@ def test_the_best_tokens_go_on_with_those_at_the_floor() -> None:
     logits = SparseLogits(100, range(1, 4), [1.0, 3.0, 3.0])
     assert [token for token, _ in logits.top(6)] == [2, 3, 1, 0, 4, 5]
     assert logits.logprob(50) == logits.top(4)[3][1]
+
+
+def test_a_mask_leaves_the_allowed_ones_and_shows_that_there_are_no_more() -> None:
+    logits = SparseLogits(16, range(1, 4), [1.0, 3.0, 3.0])
+    ranked = logits.top(6, mask=bytes([0b10001100, 0b1]))
+    assert [token for token, _ in ranked] == [2, 3, 7, 8, 0, 1]
+    values = [value for _, value in ranked]
+    assert values[:4] == [logits.logprob(token) for token in (2, 3, 7, 8)]
+    assert values[4:] == [-inf, -inf]
 
 
 def test_no_token_where_the_masks_leave_none() -> None:
