@@ -29,6 +29,7 @@ from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.kv_scales import find_kv_scales
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.pools import choose_size, make_host_pool, make_pool, measure_swap, populate
+from pagefleet_worker.rehearsal import rehearse
 from pagefleet_worker.selftest import is_exact
 from pagefleet_worker.slots import Row, Slot
 from pagefleet_worker.swaps import Swaps, lane_of
@@ -106,7 +107,14 @@ def load_engine(
     swaps = Swaps(pool, host_pool, lane_of(device)) if host_pool is not None else None
     if device.type == "cpu":
         populate(pool)
-    return TorchEngine(facts, decoder, kernels, pool, inputs=inputs, grammars=grammars, swaps=swaps)
+    engine = TorchEngine(
+        facts, decoder, kernels, pool, inputs=inputs, grammars=grammars, swaps=swaps
+    )
+    if device.type == "cuda":
+        began = time.perf_counter()
+        rehearse(engine)
+        _log.info("kernels are compiled after %.1f s", time.perf_counter() - began)
+    return engine
 
 
 def _keep_kv_in_8_bits(decoder: CausalModel, settings: WorkerSettings, length: int) -> None:
