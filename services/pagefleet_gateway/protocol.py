@@ -110,11 +110,16 @@ class GuardedProtocol(H11Protocol):
         self._refuse(http_error(408, text, "header_timeout"))
 
     def _refuse(self, error: ApiError) -> None:
-        events: list[Any] = [
-            h11.Response(status_code=error.status, headers=[*error.headers, CLOSE]),
-            h11.Data(data=error.body),
-            h11.EndOfMessage(),
-        ]
-        for event in events:
-            self.transport.write(self.conn.send(event) or b"")
+        """Answer with an error, unless another answer has begun, and close."""
+        if self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY):
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            events: list[Any] = [
+                h11.Response(status_code=error.status, headers=[*error.headers, CLOSE]),
+                h11.Data(data=error.body),
+                h11.EndOfMessage(),
+            ]
+            for event in events:
+                self.transport.write(self.conn.send(event) or b"")
         self.transport.close()

@@ -177,8 +177,10 @@ class Requests:
     def accept(self, accepted: Accepted) -> None:
         """Move sequences on by the result of a step."""
         for sequence, text in accepted.failed:
-            if self._open.get(sequence.request.id) is sequence.request:
-                self.refuse(sequence.request, Reason.FAILED, text)
+            request = sequence.request
+            if self._open.get(request.id) is request:
+                reason = Reason.INVALID if request.params.confines else Reason.FAILED
+                self.refuse(request, reason, text)
         for sequence, piece in accepted.prompts:
             if self._open.get(sequence.request.id) is sequence.request:
                 self._outbox.prompt_output(sequence.request, piece.position, piece.logprobs)

@@ -169,6 +169,16 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
         return max(2, 1 + len({*self.eos_token_ids, *self.stop_token_ids})) * self.beam_width
 
     @property
+    def confines(self) -> bool:
+        """Whether tokens are masked, so that there may be a position where none is left."""
+        return (
+            self.guide is not None
+            or self.allowed_token_ids is not None
+            or bool(self.bad_words)
+            or self.min_tokens > 0
+        )
+
+    @property
     def reshapes_by_history(self) -> bool:
         """Whether the logits of a position depend on the tokens before it."""
         return (

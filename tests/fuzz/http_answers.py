@@ -141,7 +141,7 @@ def _judge_stream(body: bytes) -> None:
         chunk = json.loads(payload, parse_constant=_no_number)
         if error := chunk.get("error"):
             _judge_error(error)
-            assert error["code"] in _HONEST_CODES, error
+            assert error["type"] == "invalid_request_error" or error["code"] in _HONEST_CODES
 
 
 def _no_number(text: str) -> None:

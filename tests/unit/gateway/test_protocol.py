@@ -48,9 +48,9 @@ async def serving(app: Any = hello) -> AsyncIterator[tuple[str, int]]:
         yield server.sockets[0].getsockname()
 
 
-async def exchange(*parts: bytes | float) -> bytes:
+async def exchange(*parts: bytes | float, app: Any = hello) -> bytes:
     """What a server answers to bytes and pauses (seconds) until it closes the connection."""
-    async with serving() as address:
+    async with serving(app) as address:
         reader, writer = await asyncio.open_connection(*address)
         for part in parts:
             if isinstance(part, bytes):
@@ -91,6 +91,34 @@ def test_what_is_no_http_is_refused_in_the_form_of_the_api(content: bytes, expec
     status, error = status_and_error(asyncio.run(exchange(content)))
     assert status == expected
     assert error["type"] == "invalid_request_error"
+
+
+def answering(begins_early: bool) -> Any:
+    """An application that reads the whole body, and begins to answer before or after."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": []}
+        if begins_early:
+            await send(start)
+        while (await receive()).get("more_body", False):
+            pass
+        if not begins_early:
+            await send(start)
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    return answer
+
+
+@pytest.mark.parametrize("begins_early", [False, True])
+def test_a_body_that_breaks_off_in_nonsense_is_answered_once(
+    caplog: pytest.LogCaptureFixture, begins_early: bool
+) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = asyncio.run(exchange(head, 0.1, b"no size\r\n", app=answering(begins_early)))
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.startswith(b"HTTP/1.1 200" if begins_early else b"HTTP/1.1 400")
+    assert b"hello" not in answer
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -219,7 +219,7 @@ def test_a_lost_worker_s_sequences_go_on_elsewhere(cell: Cell) -> None:
     assert cell.answer(stale, 99, peer=b"one") == []
     cell.answer(again, 51, peer=b"two")
     assert cell.outputs() == [(0, 0, [50], None), (0, 1, [51], None)]
-    assert cell.scheduler.dropped_results == 1
+    assert cell.scheduler.figures.dropped_results == 1
 
 
 def test_a_stream_stays_with_workers_that_compute_the_same_bits(cell: Cell) -> None:
@@ -279,7 +279,7 @@ def test_a_result_that_overtakes_another_waits_for_it(cell: Cell) -> None:
     assert cell.outputs() == [(0, 0, [50], None), (0, 1, [51], None)]
     for again in (first, second):
         assert cell.answer(again, 99) == []
-    assert cell.scheduler.dropped_results == 2
+    assert cell.scheduler.figures.dropped_results == 2
 
 
 def test_what_a_gateway_no_longer_has_open_is_dropped(cell: Cell) -> None:
@@ -349,6 +349,16 @@ def test_a_failed_row_ends_its_request_and_no_other(cell: Cell) -> None:
     rejected = [m for _, m in cell.sent if isinstance(m, Rejected)]
     assert [(m.request, m.reason, m.text) for m in rejected] == [("bad", Reason.FAILED, "NaN")]
     assert [request.id for request in cell.scheduler.requests] == ["good"]
+
+
+def test_a_row_that_its_own_masks_leave_without_a_token_is_its_clients_fault(cell: Cell) -> None:
+    cell.join()
+    cell.submit("masked", allowed_token_ids=(5,), bad_words=((5,),))
+    plan = cell.plans()[0]
+    error = RowError(0, "no token is left")
+    cell.tell(b"w", Result(plan.epoch, plan.step, pack_ints([-1]), errors=[error]))
+    (rejected,) = [m for _, m in cell.sent if isinstance(m, Rejected)]
+    assert (rejected.reason, rejected.text) == (Reason.INVALID, "no token is left")
 
 
 def test_a_beat_that_shows_a_gap_is_sent_what_is_missing(cell: Cell) -> None:
