@@ -37,8 +37,8 @@ def is_ready(host: str, port: int, tls: bool = False) -> bool:
         connection.close()
 
 
-def greeting(settings: ServeSettings, host: str, port: int) -> str:
-    """What a user can do with a cell that is ready: commands to paste into a shell."""
+def greeting(settings: ServeSettings, host: str, port: int, seconds: float) -> str:
+    """What a user can do with a cell that is ready, after `seconds`: commands to paste."""
     name = settings.served_model_name or Manifest.load(Path(settings.model)).name
     scheme = "https" if settings.ssl_certfile else "http"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -46,7 +46,7 @@ def greeting(settings: ServeSettings, host: str, port: int) -> str:
     own = [flag for flag in flags(settings, WorkerSettings) if flag not in usual]
     join = shlex.join([sys.argv[0], "worker", *own])
     return f"""
-Pagefleet serves {name} at {url}
+Pagefleet serves {name} at {url} (ready after {seconds:.1f} s)
 Ask it something:
   {curl(settings, name, url)}
 Add a worker, from another terminal:

@@ -52,10 +52,11 @@ class CannotServe(Exception):
 
 def main(argv: Sequence[str]) -> int:
     """Serve as `argv` says; give the status to exit with."""
+    began = time.monotonic()
     settings = parse(ServeSettings, argv, prog="pagefleet serve")
     try:
         with listening_socket(settings) as listener, runtime_folder() as folder:
-            return asyncio.run(_serve(settings, listener, folder))
+            return asyncio.run(_serve(settings, listener, folder, began))
     except CannotServe as error:
         print(f"pagefleet serve: {error}", file=sys.stderr)
         return 1
@@ -103,7 +104,7 @@ def runtime_folder() -> Iterator[Path]:
         yield folder
 
 
-async def _serve(asked: ServeSettings, listener: socket.socket, folder: Path) -> int:
+async def _serve(asked: ServeSettings, listener: socket.socket, folder: Path, began: float) -> int:
     interrupts = Interrupts()
     model = await _prepare(asked.model, interrupts)
     if model is None:
@@ -111,7 +112,7 @@ async def _serve(asked: ServeSettings, listener: socket.socket, folder: Path) ->
     settings = complete(asked, model, folder, listener)
     async with asyncio.TaskGroup() as tasks:
         helpers = [
-            tasks.create_task(_greet_when_ready(settings, listener)),
+            tasks.create_task(_greet_when_ready(settings, listener, began)),
             tasks.create_task(_close_when_draining(listener, interrupts)),
         ]
         supervisor = Supervisor(stages(settings), settings.shutdown_timeout + _END_MARGIN)
@@ -180,12 +181,12 @@ async def _close_when_draining(listener: socket.socket, interrupts: Interrupts) 
     listener.close()
 
 
-async def _greet_when_ready(settings: ServeSettings, listener: socket.socket) -> None:
+async def _greet_when_ready(settings: ServeSettings, listener: socket.socket, began: float) -> None:
     host, port = reachable(listener)
-    started = said = time.monotonic()
+    said = time.monotonic()
     while not await asyncio.to_thread(is_ready, host, port, bool(settings.ssl_certfile)):
         await asyncio.sleep(0.1)
         if time.monotonic() - said >= _STILL_STARTING:
             said = time.monotonic()
-            say("serve", f"still starting ({said - started:.0f} s)")
-    print(greeting(settings, host, port), flush=True)
+            say("serve", f"still starting ({said - began:.0f} s)")
+    print(greeting(settings, host, port, time.monotonic() - began), flush=True)

@@ -208,7 +208,8 @@ def test_the_commands_of_the_greeting_work_when_pasted(tmp_path, gateway, chat):
     write_model(tmp_path, chat)
     asked = parse(ServeSettings, ["--api-key=secret", "--dtype=float32"], env={})
     settings = serve.complete(asked, tmp_path, tmp_path, gateway)
-    lines = greeting(settings, *reachable(gateway)).splitlines()
+    lines = greeting(settings, *reachable(gateway), 3.21).splitlines()
+    assert lines[1].endswith(" (ready after 3.2 s)")
     curl = next(line for line in lines if line.startswith("  curl"))
     environment = {**os.environ, "PAGEFLEET_API_KEY": "secret"}
     answer = subprocess.run(
