@@ -144,5 +144,7 @@ def from_rejection(rejection: Rejected) -> ApiError:
             return unavailable(rejection.text, "no_worker")
         case Reason.FAILED:
             return ApiError(500, rejection.text, type="server_error", code="request_failed")
+        case Reason.QUARANTINED:
+            return ApiError(500, rejection.text, type="server_error", code="request_quarantined")
         case Reason.MOVED:
             return http_error(409, rejection.text, "stream_moved")

@@ -47,6 +47,7 @@ from pagefleet_scheduler.liveness import Worker
 from pagefleet_scheduler.outbox import Outbox, Send
 from pagefleet_scheduler.placement import Placement
 from pagefleet_scheduler.planner import Planner
+from pagefleet_scheduler.quarantine import CERTAIN, DOUBTFUL
 from pagefleet_scheduler.requests import Requests
 from pagefleet_scheduler.sequence import Request, Sequence
 from pagefleet_scheduler.snapshot import take_snapshot
@@ -72,9 +73,11 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A peer is gone for sure: its process has ended, or its queue takes nothing any more."""
+    """A peer is gone: its process has ended, or its queue takes nothing any more."""
 
     peer: bytes
+    ended: bool = False
+    """The kernel says that the process has ended."""
 
 
 class Scheduler:
@@ -129,7 +132,7 @@ class Scheduler:
         self._now = now
         for event in events:
             if isinstance(event, Lost):
-                self._lose(event.peer)
+                self._lose(event.peer, CERTAIN if event.ended else DOUBTFUL)
             else:
                 self._arrived(event.peer, event.message)
         self._watch()
@@ -179,13 +182,13 @@ class Scheduler:
                 self._worker_hello(peer, message)
             case WorkerBye():
                 if worker and worker.planner.epoch == message.epoch:
-                    self._drop_worker(peer, crashed=message.failed)
+                    self._drop_worker(peer, CERTAIN if message.failed else 0.0)
             case GatewayBye():
                 self._lose(peer)
 
-    def _lose(self, peer: bytes) -> None:
+    def _lose(self, peer: bytes, evidence: float = DOUBTFUL) -> None:
         if peer in self._workers:
-            self._drop_worker(peer, crashed=True)
+            self._drop_worker(peer, evidence)
         if self._gateways.pop(peer, None) is not None:
             self.usage.forget(peer)
             for request in self.requests.of(peer):
@@ -294,7 +297,7 @@ class Scheduler:
             if worker.may_not_know(self._now):
                 self._let_in(peer, worker)
                 return
-            self._drop_worker(peer, crashed=False)
+            self._drop_worker(peer)
         self._joined += 1
         planner = Planner(
             hello,
@@ -332,19 +335,24 @@ class Scheduler:
         except TimeoutError as error:
             self._fence(peer, str(error))
 
-    def _fence(self, peer: bytes, text: str, crashed: bool = False) -> None:
+    def _fence(self, peer: bytes, text: str, evidence: float = 0.0) -> None:
         self.outbox.send(peer, Fence(text))
-        self._drop_worker(peer, crashed)
+        self._drop_worker(peer, evidence)
 
-    def _drop_worker(self, peer: bytes, crashed: bool) -> None:
-        """All that ran there starts again from its tokens, at its old place in the queue."""
+    def _drop_worker(self, peer: bytes, evidence: float = 0.0) -> None:
+        """All that ran there starts again from its tokens, at its old place in the queue.
+
+        `evidence`: how surely a computation has ended it (`quarantine`).
+        """
         worker = self._workers.pop(peer)
         planner = worker.planner
-        guilty = quarantine.crashed(planner.flights, worker.heard) if crashed else []
+        court, guilty = self.placement.quarantine, list[Request]()
+        if evidence:
+            guilty = court.judge(planner.flights, worker.heard, evidence)
         self.placement.leave(planner)
         self._had_worker = self._now
         for request in guilty:
-            self.requests.refuse(request, Reason.FAILED, quarantine.TEXT)
+            self.requests.refuse(request, Reason.QUARANTINED, quarantine.TEXT)
 
     def _result(self, peer: bytes, result: Result) -> None:
         worker = self._workers.get(peer)
@@ -360,7 +368,7 @@ class Scheduler:
             keep(result, flights)
             while flights and (oldest := flights[0].result):
                 accepted = worker.planner.accept(oldest)
-                quarantine.acquit(accepted)
+                self.placement.quarantine.acquit(accepted)
                 self.requests.accept(accepted)
         except ResultError as error:
             self._fence(peer, f"Your result is void: {error}.")
@@ -372,8 +380,10 @@ class Scheduler:
     def _watch(self) -> None:
         """Give up on whoever has been silent or stuck for too long."""
         for peer, worker in list(self._workers.items()):
-            if complaint := worker.complaint(self._now):
-                self._fence(peer, complaint, crashed=True)
+            if worker.silent(self._now):
+                self._fence(peer, "Nothing was heard of you.", DOUBTFUL)
+            elif worker.hangs(self._now):
+                self._fence(peer, "You make no progress.", CERTAIN)
         for peer, heard in list(self._gateways.items()):
             if self._now - heard > GATEWAY_LEASE:
                 self._lose(peer)

@@ -53,13 +53,13 @@ class Worker:
         self.busy = beat.busy
         return advanced
 
-    def complaint(self, now: float) -> str | None:
-        """Why it is to be given up; None: it seems well."""
-        if now - self.heard > WORKER_SILENCE:
-            return "Nothing was heard of you."
-        if self.busy and now - self.progressed > max(WORKER_HANG, 4 * self.slowest):
-            return "You make no progress."
-        return None
+    def silent(self, now: float) -> bool:
+        """Whether nothing was heard of it for too long."""
+        return now - self.heard > WORKER_SILENCE
+
+    def hangs(self, now: float) -> bool:
+        """Whether it computes, and makes no progress."""
+        return self.busy and now - self.progressed > max(WORKER_HANG, 4 * self.slowest)
 
     def overdue(self, now: float) -> list[Plan]:
         """Plans to send once more to a worker that says it is idle.

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pagefleet.wire import Plan
 from pagefleet_scheduler import router
 from pagefleet_scheduler.planner import Planner
+from pagefleet_scheduler.quarantine import Quarantine, is_trial
 from pagefleet_scheduler.queue import Queue
 from pagefleet_scheduler.sequence import Request, Sequence
 
@@ -15,6 +16,7 @@ class Placement:
     def __init__(self) -> None:
         self.waiting = Queue()
         self.planners: list[Planner] = []
+        self.quarantine = Quarantine()
 
     def __repr__(self) -> str:
         return f"<Placement {len(self.waiting)} wait, {self.running} run>"
@@ -113,10 +115,17 @@ class Placement:
     def plan(self, planner: Planner) -> Plan | None:
         """A worker's next step, if there is one to order now; what it preempts waits."""
         preempted: list[Sequence] = []
+        planner.trial = self.quarantine.active and planner is self._court()
         plan = planner.plan(preempted)
         for sequence in preempted:
             self.waiting.add(sequence)
         return plan
+
+    def _court(self) -> Planner | None:
+        """The one worker at which suspects run now."""
+        sitting = (planner for planner in self.planners if is_trial(planner.flights))
+        called = (planner for planner in self.planners if planner.has_suspect)
+        return next(sitting, None) or next(called, None)
 
     def fits_nowhere(self, sequence: Sequence) -> bool:
         """Whether there are workers, and the sequence could never run at any of them."""

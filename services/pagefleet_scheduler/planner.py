@@ -63,6 +63,8 @@ class Planner:
         self.prefix_hits = 0
         self.drafted = 0
         self.drafts_kept = 0
+        self.trial = False
+        """Suspects may run here now (`quarantine`)."""
         self._step = 0
         self._watermark = max(1, worker.blocks // 100)
         self._slots = SlotBook(worker.slots)
@@ -112,6 +114,11 @@ class Planner:
     def has_slot(self) -> bool:
         """Whether one more sequence could have a slot."""
         return self._slots.available
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether a suspect could have a row now."""
+        return any(each.suspicion and each.pending > 0 for each in self.running)
 
     def wanted(self, sequence: Sequence) -> int:
         """Blocks that must be available before the sequence is let in, those to spare included."""
@@ -208,7 +215,7 @@ class Planner:
 
     def _turn(self, preempted: list[Sequence]) -> Draft:
         draft = Draft(self.checking)
-        for sequences in turns(self.running, self.flights, self._step):
+        for sequences in turns(self.running, self.flights, self._step, self.trial):
             self._fill(draft, sequences, preempted)
             if draft.planned:
                 break

@@ -3,14 +3,19 @@
 Some inputs crash whatever computes them. The scheduler cannot see why a worker died; it knows which
 rows were under way. The rules:
 
-- When a worker is lost, the requests whose rows were under way become suspects; but not those to
-  which a step of the same run had given a token: a chance death must not slow down whoever ran
-  well. (If one of these is to blame, it has no token when it dies again, and is a suspect then.)
-- A suspect runs alone: its rows are steps of their own, ordered when nothing else is under way, in
-  turn with those of all others. A token acquits it.
-- A crash that a suspect shared with nobody counts, if the worker seemed alive when the step was
-  ordered. `LIMIT` of them without a token in between end the request. Crashes that were shared end
-  nobody, however many there are.
+- When a worker is lost, all sequences whose rows were under way become suspects; those that had no
+  token from it yet are tried first.
+- Suspects run alone: their rows are steps of their own, ordered when nothing else is under way, in
+  turn with those of all others, and at one worker of the cell at a time. A token clears.
+- A death that a suspect shared with nobody counts against it, if the worker seemed alive when the
+  step was ordered; by half, if nobody saw the death and the worker only fell silent. `LIMIT` of
+  them without a token in between end its request. Deaths that were shared end nobody, however many
+  there are.
+- When a request is ended so, the deaths that it was suspected of are explained, and who was
+  suspected of nothing else is cleared.
+- A death for which nobody is left to be suspected was chance. Chance may strike a worker twice
+  while it computes an innocent alone; so for each such death since a suspect's first one alone, one
+  more is needed to end it. While nothing dies by chance, a request ends three workers at most.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,7 +24,10 @@ from pagefleet_scheduler.flights import Accepted, Flight
 from pagefleet_scheduler.sequence import Request, Sequence
 
 LIMIT = 2
-"""Crashes alone, without a token in between, that end a request."""
+"""Deaths alone, without a token in between, that end a request."""
+
+CERTAIN, DOUBTFUL = 1.0, 0.5
+"""How much a death alone counts: the process ended, failed or computes nothing; it is not heard."""
 
 ALIVE = 0.5
 """Seconds for which a worker is taken to be alive after it was heard: two beats, and some time."""
@@ -27,49 +35,116 @@ ALIVE = 0.5
 TEXT = f"The workers that computed this request alone ended, {LIMIT} times in a row."
 
 
-def crashed(flights: Collection[Flight], heard: float) -> list[Request]:
-    """Judge by the steps that were under way at a worker that is lost.
+class Quarantine:
+    """The deaths of workers that are not explained, and who is suspected of each."""
+
+    def __init__(self) -> None:
+        self.suspected = 0
+        """Sequences that became suspects."""
+        self.refused = 0
+        self.chance = 0
+        """Deaths that no sequence can be blamed for."""
+        self._cases: list[dict[Sequence, None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Quarantine {len(self._cases)} deaths to explain, {self.chance} by chance>"
+
+    @property
+    def active(self) -> bool:
+        """Whether anybody is a suspect."""
+        return any(suspect.finish is None for case in self._cases for suspect in case)
+
+    def judge(self, flights: Collection[Flight], heard: float, evidence: float) -> list[Request]:
+        """Judge by the steps that were under way at a worker that is lost.
+
+        Args:
+            flights: the steps.
+            heard: when the worker was last heard of.
+            evidence: that it died, `CERTAIN` or `DOUBTFUL`.
+
+        Returns:
+            The requests that are to end.
+        """
+        self._forget_who_ended()
+        rows = [row.sequence for flight in flights for row in flight.rows]
+        case = dict.fromkeys(sequence for sequence in rows if sequence.finish is None)
+        if not case:
+            self.chance += evidence == CERTAIN
+            return []
+        self._cases.append(case)
+        if len(rows) == 1 and rows[0].suspicion:
+            alive = all(flight.sent - heard <= ALIVE for flight in flights)
+            return self._died_alone(rows[0], evidence if alive else 0.0)
+        for sequence in case:
+            self.suspected += not sequence.suspicion
+            sequence.suspicion = 2 if sequence.proven and sequence.suspicion != 1 else 1
+        return []
+
+    def _died_alone(self, suspect: Sequence, evidence: float) -> list[Request]:
+        if not suspect.crashes:
+            suspect.excused = self.chance
+        suspect.crashes += evidence
+        if suspect.crashes < LIMIT + self.chance - suspect.excused:
+            return []
+        self.refused += 1
+        explained = [case for case in self._cases if suspect in case]
+        self._cases = [case for case in self._cases if suspect not in case]
+        for other in {other: None for case in explained for other in case}:
+            if not any(other in case for case in self._cases):
+                other.suspicion, other.crashes = 0, 0.0
+        return [suspect.request]
+
+    def acquit(self, accepted: Accepted) -> None:
+        """Clear all to whom a step gave something."""
+        for sampled in accepted.sampled:
+            sampled.sequence.proven = sampled.sequence.slot is not None
+            self._clear(sampled.sequence)
+        for sequence in accepted.completed:
+            self._clear(sequence)
+
+    def _clear(self, sequence: Sequence) -> None:
+        if not sequence.suspicion:
+            return
+        sequence.suspicion, sequence.crashes = 0, 0.0
+        for case in self._cases:
+            case.pop(sequence, None)
+        unexplained = [case for case in self._cases if case]
+        self.chance += len(self._cases) - len(unexplained)
+        self._cases = unexplained
+
+    def _forget_who_ended(self) -> None:
+        """Suspects that ended otherwise; nobody will know what their cases were."""
+        cases = ({each: None for each in case if each.finish is None} for case in self._cases)
+        self._cases = [case for case in cases if case]
+
+
+def turns(
+    running: list[Sequence], flights: Iterable[Flight], step: int, trial: bool
+) -> "list[list[Sequence]]":
+    """Which sequences may be in the step of this number: the first of these that gives a row.
 
     Args:
-        flights: the steps.
-        heard: when the worker was last heard of.
-
-    Returns:
-        The requests that are to end.
+        running: at the worker, oldest first.
+        flights: its steps under way.
+        step: the number.
+        trial: whether suspects may run at this worker now.
     """
-    rows = [row for flight in flights for row in flight.rows]
-    if len(rows) == 1 and rows[0].sequence.request.suspect:
-        request = rows[0].sequence.request
-        request.crashes += all(flight.sent - heard <= ALIVE for flight in flights)
-        return [request] if request.crashes >= LIMIT else []
-    for row in rows:
-        if not row.sequence.proven:
-            row.sequence.request.suspect = True
-    return []
-
-
-def acquit(accepted: Accepted) -> None:
-    """Clear all to whom a step gave something."""
-    for sampled in accepted.sampled:
-        sampled.sequence.proven = sampled.sequence.slot is not None
-        _clear(sampled.sequence.request)
-    for sequence in accepted.completed:
-        _clear(sequence.request)
-
-
-def _clear(request: Request) -> None:
-    request.suspect, request.crashes = False, 0
-
-
-def turns(running: list[Sequence], flights: Iterable[Flight], step: int) -> "list[list[Sequence]]":
-    """Which sequences may be in the step of this number: the first of these that gives a row."""
-    suspects = [[sequence] for sequence in running if sequence.request.suspect]
+    suspects = [sequence for sequence in running if sequence.suspicion]
     if not suspects:
         return [running.copy()]
-    rows = [row for flight in flights for row in flight.rows]
-    if any(row.sequence.request.suspect for row in rows):
+    if is_trial(flights):
         return []
-    others = [sequence for sequence in running if not sequence.request.suspect]
+    others = [sequence for sequence in running if not sequence.suspicion]
+    if not trial:
+        return [others]
+    suspects.sort(key=lambda each: (-each.crashes, each.suspicion))
+    alone = [[sequence] for sequence in suspects]
+    under_way = any(flight.rows for flight in flights)
     if step % 2:
-        return [] if rows else [*suspects, others]
-    return [others] if rows else [others, *suspects]
+        return [] if under_way else [*alone, others]
+    return [others] if under_way else [others, *alone]
+
+
+def is_trial(flights: Iterable[Flight]) -> bool:
+    """Whether a suspect runs in one of these steps."""
+    return any(row.sequence.suspicion for flight in flights for row in flight.rows)

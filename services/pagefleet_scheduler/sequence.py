@@ -60,10 +60,6 @@ class Request:
     """A beam search: its sequences are beams, numbered as they come, and answer no choice."""
     answers: dict[int, int] = field(default_factory=dict)
     """The choices that a beam search is to answer, each with the rank of its answer."""
-    suspect: bool = False
-    """It may have ended a worker: it runs alone (`quarantine`)."""
-    crashes: int = 0
-    """Of workers while it ran alone, since its last token."""
     prompt_logprobs_sent: int = 1
     """Position in the prompt up to which its logprobs were sent; the first token has none."""
 
@@ -158,6 +154,12 @@ class Sequence:
     """Prompt tokens that its first run found in the prefix cache."""
     proven: bool = False
     """A step of this run has given it something."""
+    suspicion: int = 0
+    """1 or 2: it may have ended a worker and runs alone, the 1s first (`quarantine`); 0: not so."""
+    crashes: float = 0.0
+    """Of workers while it ran alone, since its last token."""
+    excused: int = 0
+    """Deaths of workers by chance before the first of these."""
     candidates: Logprobs | None = None
     """Of a beam: its likely next tokens, until all beams of the search have theirs."""
     finish: Finish | None = None

@@ -85,7 +85,7 @@ class Server:
         for fd in readable:
             if fd in self._watch:
                 self._poller.unregister(fd)
-                events.append(Lost(self._watch.end(fd)))
+                events.append(Lost(self._watch.end(fd), ended=True))
                 log.warning("a worker process has ended")
         for hub, decode in (
             (self._gateways, decode_from_gateway),

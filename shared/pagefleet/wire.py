@@ -374,6 +374,8 @@ class Reason(StrEnum):
     OVERLOADED = "overloaded"
     NO_WORKER = "no_worker"
     FAILED = "failed"
+    QUARANTINED = "quarantined"
+    """Workers end when they compute it."""
     MOVED = "moved"
     """Said by a gateway itself, of what `Moved` ends."""
 

@@ -147,6 +147,7 @@ class Cell:
         client = gateway.clients[request]
         if client.open:
             client.refusals |= {"moved"}
+            self._wishes[request] = replace(wish, resumes=None)
             self.world.tell(request, "goes on at another gateway")
             if closes:
                 self.leave(request, None)

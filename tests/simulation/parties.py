@@ -44,7 +44,7 @@ class SchedulerProcess(Process):
 
     def lose(self, peer: bytes) -> None:
         """The kernel says that a peer's process has ended."""
-        self._events.append(Lost(peer))
+        self._events.append(Lost(peer, ended=True))
         self._wake()
 
     def _wake(self) -> None:

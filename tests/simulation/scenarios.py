@@ -61,7 +61,7 @@ def random_scenario(seed: int) -> Scenario:
     if draw.random() < 0.4:
         faults += bad_weather(draw)
     if sum(isinstance(fault, WORKER_ENDING) for fault in faults) > quarantine.LIMIT:
-        wishes = [replace(wish, refusals=frozenset({"failed"})) for wish in wishes]
+        wishes = [replace(wish, refusals=frozenset({"quarantined"})) for wish in wishes]
     most = draw.choice([0.001, 0.001, 0.01, 0.1])
     scenario = Scenario(
         seed=seed,

@@ -45,6 +45,9 @@ class Cell:
         self.tell(peer, WorkerHello(PROTOCOL, "h", 1, 1, "m", "c", 4, 50, 8, 100, 64, 1000))
         return peer
 
+    def end(self, peer: bytes) -> None:
+        self.handle(Lost(peer, ended=True))
+
     def submit(self, request: str, prompt: int) -> None:
         params = SamplingParams(max_tokens=30, seed=1)
         tokens = pack_ints([prompt] * prompt)
@@ -61,7 +64,7 @@ class Cell:
 
     def refused(self) -> list[str]:
         rejections = [m for _, m in self.sent if isinstance(m, Rejected)]
-        assert all(m.reason is Reason.FAILED and "alone" in m.text for m in rejections)
+        assert all(m.reason is Reason.QUARANTINED and "alone" in m.text for m in rejections)
         return [m.request for m in rejections]
 
 
@@ -78,24 +81,30 @@ def cell() -> Cell:
     return cell
 
 
-def test_suspects_run_alone_and_only_crashes_alone_count(cell: Cell) -> None:
+def test_suspects_run_alone_and_only_deaths_alone_count(cell: Cell) -> None:
     first = cell.join()
     assert _rows(cell.plans(first)[0]) == [5, 6]
-    cell.handle(Lost(first))
+    cell.end(first)
     second = cell.join()
     assert [_rows(plan) for plan in cell.plans(second)] == [[5]]
-    cell.handle(Lost(second))
+    cell.end(second)
     third = cell.join()
     assert [_rows(plan) for plan in cell.plans(third)] == [[5]]
     assert cell.refused() == []
-    cell.handle(Lost(third))
+    cell.end(third)
     assert cell.refused() == ["five"]
-    fourth = cell.join()
-    assert [_rows(plan) for plan in cell.plans(fourth)] == [[6]]
 
 
-def test_suspects_and_others_take_turns_until_a_token_acquits(cell: Cell) -> None:
-    cell.handle(Lost(cell.join()))
+def test_who_was_suspected_with_the_guilty_is_cleared(cell: Cell) -> None:
+    cell.submit("seven", 7)
+    for _ in range(3):
+        cell.end(cell.join())
+    assert cell.refused() == ["five"]
+    assert [_rows(plan) for plan in cell.plans(cell.join())] == [[6, 7], [1, 1]]
+
+
+def test_suspects_and_others_take_turns_until_a_token_clears(cell: Cell) -> None:
+    cell.end(cell.join())
     cell.submit("seven", 7)
     worker = cell.join()
     expected = [[7], [5], [1, 1], [6], [1, 1, 1]]
@@ -105,23 +114,37 @@ def test_suspects_and_others_take_turns_until_a_token_acquits(cell: Cell) -> Non
     assert [_rows(plan) for plan in cell.plans(worker)][:5] == expected
 
 
-def test_who_had_a_token_from_the_same_worker_is_no_suspect(cell: Cell) -> None:
+def test_who_had_a_token_from_the_same_worker_is_tried_last(cell: Cell) -> None:
     worker = cell.join()
     cell.answer(worker, 0)
-    cell.submit("seven", 7)
+    cell.submit("nine", 9)
     cell.answer(worker, 1)
-    assert _rows(cell.plans(worker)[-1]) == [1, 1, 7]
-    cell.handle(Lost(worker))
+    assert _rows(cell.plans(worker)[-1]) == [1, 1, 9]
+    cell.end(worker)
     other = cell.join()
-    cell.answer(other, 0)
-    assert [_rows(plan) for plan in cell.plans(other)] == [[7, 8], [7]]
+    for number in range(4):
+        cell.answer(other, number)
+    assert [_rows(plan) for plan in cell.plans(other)][:5] == [[9], [7], [1, 1], [8], [1, 1, 1]]
 
 
-def test_crashes_that_were_shared_end_nobody(cell: Cell) -> None:
+def test_suspects_run_at_one_worker_while_the_other_goes_on(cell: Cell) -> None:
+    workers = [cell.join(), cell.join()]
+    busy = next(worker for worker in workers if cell.plans(worker))
+    cell.submit("seven", 7)
+    cell.submit("eight", 8)
+    cell.end(workers[1] if busy == workers[0] else workers[0])
+    cell.end(busy)
+    third, fourth = cell.join(), cell.join()
+    rows = [_rows(plan) for worker in (third, fourth) for plan in cell.plans(worker)]
+    assert len([row for row in rows if row in ([5], [6], [7], [8])]) == 1
+
+
+def test_deaths_that_were_shared_end_nobody(cell: Cell) -> None:
     for _ in range(10):
         worker = cell.join()
-        cell.answer(worker, 0)
-        cell.handle(Lost(worker))
+        while len(_rows(cell.plans(worker)[-1])) < 2:
+            cell.answer(worker, len(cell.plans(worker)) - 1)
+        cell.end(worker)
     assert cell.refused() == []
 
 
@@ -139,3 +162,24 @@ def test_a_worker_that_leaves_makes_nobody_a_suspect(cell: Cell) -> None:
     assert leave(failed=True)[0] == [5, 6]
     assert len(leave(failed=False)[0]) == 1
     assert not cell.refused()
+
+
+def test_each_death_by_chance_asks_for_one_more(cell: Cell) -> None:
+    """Workers that compute nothing end, too: so what happens to a suspect may be chance."""
+    cell.end(cell.join())
+    cell.end(cell.join())
+    for chance in range(3):
+        idle, busy = cell.join(), cell.join()
+        if not cell.plans(idle):
+            idle, busy = busy, idle
+        cell.end(busy)
+        cell.end(idle) if chance < 2 else None
+    assert cell.refused() == []
+
+
+def test_silence_counts_by_half(cell: Cell) -> None:
+    cell.end(cell.join())
+    for _ in range(4):
+        assert cell.refused() == []
+        cell.handle(Lost(cell.join()))
+    assert cell.refused() == ["five"]
