@@ -5,11 +5,20 @@ a worker; what no single worker has (waiting requests) is under `all`.
 """
 
 from collections.abc import Iterator
+from itertools import accumulate
+from math import inf
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from pagefleet.wire import EngineStats
+from pagefleet.wire import STEP_BOUNDS, CellStats, EngineStats
 from pagefleet_gateway.client import SchedulerClient
 from pagefleet_gateway.link import Counters
 
@@ -40,6 +49,8 @@ class CellCollector(Collector):
         pulse = self._client.link.pulse
         if health.scheduler and pulse is not None:
             yield from self._of_engines(pulse.engines)
+            if pulse.cell is not None:
+                yield from self._of_cell(pulse.cell)
 
     def _of_link(self, counters: Counters) -> Iterator[Metric]:
         for name, help, value in (
@@ -54,6 +65,28 @@ class CellCollector(Collector):
             ("void", "Messages of an older epoch or attempt.", counters.void),
         ):
             yield CounterMetricFamily(f"pagefleet_gateway_link_{name}", help, value)
+
+    def _of_cell(self, cell: CellStats) -> Iterator[Metric]:
+        steps = HistogramMetricFamily(
+            "vllm:iteration_tokens_total", "Tokens of a step.", labels=_LABELS
+        )
+        bounds = map(floatToGoString, (*STEP_BOUNDS, inf))
+        buckets = list(zip(bounds, accumulate(cell.steps), strict=True))
+        steps.add_metric((self._model, "all"), buckets, cell.step_tokens)
+        yield steps
+        for name, help, value in (
+            ("stale_results", "Results of lost workers, dropped.", cell.dropped_results),
+            ("lost_workers", "Workers that died, hung or left.", cell.lost_workers),
+            ("migrations", "Sequences that lost their worker.", cell.migrations),
+            ("quarantines", "Requests refused because they end workers.", cell.quarantined),
+        ):
+            yield CounterMetricFamily(f"pagefleet_{name}", help, value)
+        yield SummaryMetricFamily(
+            "pagefleet_recovery_seconds",
+            "From the loss of a sequence's worker to its next token.",
+            cell.recoveries,
+            cell.recovery_micros / 1e6,
+        )
 
     def _of_engines(self, engines: list[EngineStats]) -> Iterator[Metric]:
         running = GaugeMetricFamily(

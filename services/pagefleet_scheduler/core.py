@@ -42,6 +42,7 @@ from pagefleet.wire import (
 )
 from pagefleet_scheduler import quarantine
 from pagefleet_scheduler.admission import Admission
+from pagefleet_scheduler.figures import Figures
 from pagefleet_scheduler.flights import ResultError, keep
 from pagefleet_scheduler.liveness import Worker
 from pagefleet_scheduler.outbox import Outbox, Send
@@ -105,7 +106,7 @@ class Scheduler:
         self.requests = Requests(self.placement, self.outbox)
         self.admission = Admission(self.requests, self.placement, self.outbox, max_queued)
         self.usage = Usage()
-        self.dropped_results = 0
+        self.figures = Figures()
         self._gateways: dict[bytes, float] = {}
         """When each was last heard of."""
         self._workers: dict[bytes, Worker] = {}
@@ -242,6 +243,7 @@ class Scheduler:
             stalled=self.stalled,
             engines=[worker.stats() for worker in self._workers.values()],
             elsewhere=elsewhere,
+            cell=self.figures.stats(),
         )
 
     def _answer_inspections(self) -> None:
@@ -349,26 +351,28 @@ class Scheduler:
         court, guilty = self.placement.quarantine, list[Request]()
         if evidence:
             guilty = court.judge(planner.flights, worker.heard, evidence)
-        self.placement.leave(planner)
+        self.figures.lost(self.placement.leave(planner), self._now)
         self._had_worker = self._now
         for request in guilty:
+            self.figures.quarantined += 1
             self.requests.refuse(request, Reason.QUARANTINED, quarantine.TEXT)
 
     def _result(self, peer: bytes, result: Result) -> None:
         worker = self._workers.get(peer)
         if worker is None or worker.planner.epoch != result.epoch:
-            self.dropped_results += 1
+            self.figures.dropped_results += 1
             return
         worker.confirmed, worker.heard = True, self._now
         flights = worker.planner.flights
         if not flights or result.step < flights[0].plan.step:
-            self.dropped_results += 1
+            self.figures.dropped_results += 1
             return
         try:
             keep(result, flights)
             while flights and (oldest := flights[0].result):
                 accepted = worker.planner.accept(oldest)
                 self.placement.quarantine.acquit(accepted)
+                self.figures.accepted(accepted, self._now)
                 self.requests.accept(accepted)
         except ResultError as error:
             self._fence(peer, f"Your result is void: {error}.")
@@ -404,6 +408,7 @@ class Scheduler:
         for peer, worker in self._workers.items():
             while plan := self.placement.plan(worker.planner):
                 worker.planner.flights[-1].sent = self._now
+                self.figures.ordered(plan)
                 self.outbox.send(peer, plan)
 
 

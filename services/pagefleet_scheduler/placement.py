@@ -44,11 +44,13 @@ class Placement:
         for fork in waiting:
             self.waiting.add(fork)
 
-    def leave(self, planner: Planner) -> None:
+    def leave(self, planner: Planner) -> list[Sequence]:
         """A worker is lost: what ran there starts again from its tokens, at its old place."""
         self.planners.remove(planner)
-        for sequence in planner.abandon():
+        abandoned = planner.abandon()
+        for sequence in abandoned:
             self.waiting.add(sequence)
+        return abandoned
 
     def admit(self, now: float) -> None:
         """Let sequences begin to run, in the queue's order, until one finds no worker with room.

@@ -152,6 +152,8 @@ class Sequence:
     """The class of the worker where it last ran; workers of one class compute equal bits."""
     cached: int = 0
     """Prompt tokens that its first run found in the prefix cache."""
+    lost: float | None = None
+    """When its worker was lost; None once it has got a token since."""
     proven: bool = False
     """A step of this run has given it something."""
     suspicion: int = 0

@@ -310,6 +310,31 @@ class EngineStats(Part, frozen=True):
     drafts_kept: int = 0
 
 
+STEP_BOUNDS = tuple(2**power for power in (0, *range(3, 15)))
+"""Tokens of a step, as `CellStats.steps` tells them apart."""
+
+
+class CellStats(Part, frozen=True):
+    """Figures of no single worker, since the scheduler began."""
+
+    steps: list[int]
+    """Steps ordered, by tokens: at most each of `STEP_BOUNDS`, but more than the one before; and
+    those with more."""
+    step_tokens: int
+    """Of all steps."""
+    dropped_results: int
+    """Results that came from a worker that was lost, or a second time."""
+    lost_workers: int
+    migrations: int
+    """Sequences that went on elsewhere because their worker was lost."""
+    quarantined: int
+    """Requests that were refused because they ended workers."""
+    recoveries: int
+    """Sequences that got a token again after their worker was lost."""
+    recovery_micros: int
+    """Microseconds from that loss to that token, of all of these."""
+
+
 class Pulse(Message, frozen=True):
     """How the cell is; answers every beat."""
 
@@ -327,6 +352,7 @@ class Pulse(Message, frozen=True):
     engines: list[EngineStats] = []
     elsewhere: dict[str, TenantUse] = {}
     """What tenants used at all other gateways, since this scheduler began."""
+    cell: CellStats | None = None
 
 
 class Output(Part, frozen=True):

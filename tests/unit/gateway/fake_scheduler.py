@@ -17,7 +17,9 @@ from pagefleet.transport import Hub
 from pagefleet.wire import (
     CACHED_BLOCK,
     PROTOCOL,
+    STEP_BOUNDS,
     Abort,
+    CellStats,
     EngineStats,
     Finish,
     GatewayBeat,
@@ -168,7 +170,10 @@ class FakeScheduler:
         running = len(self.running)
         stats = EngineStats(3, running, 10, 4, 5, prefix_queries=100, prefix_hits=60, preemptions=2)
         engines = [stats] * self.workers
-        return Pulse(self.epoch, self.workers, running, 0, 4096, unknown, False, engines)
+        steps = CellStats([1] * (len(STEP_BOUNDS) + 1), 500, 1, 2, 3, 4, 5, 6_500_000)
+        return Pulse(
+            self.epoch, self.workers, running, 0, 4096, unknown, False, engines, cell=steps
+        )
 
     def _snapshot(self, inspect: Inspect) -> Snapshot:
         blocks = bytes([0, 0, CACHED_BLOCK, 1, 1, 12]) if inspect.blocks else b""

@@ -251,7 +251,8 @@ def test_facts(cell: Cell) -> None:
 def test_metrics(cell: Cell) -> None:
     def value(name: str, labels: str = 'engine="all",model_name="echo"') -> float:
         lines = httpx.get(cell.url + "/metrics").text.splitlines()
-        (line,) = [line for line in lines if line.startswith(f"{name}{{{labels}}} ")]
+        named = f"{name}{{{labels}}} " if labels else f"{name} "
+        (line,) = [line for line in lines if line.startswith(named)]
         return float(line.rpartition(" ")[2])
 
     names = {
@@ -259,6 +260,9 @@ def test_metrics(cell: Cell) -> None:
         "vllm:prompt_tokens_total": 5,
         "vllm:time_to_first_token_seconds_count": 1,
         "vllm:e2e_request_latency_seconds_count": 1,
+        "vllm:request_queue_time_seconds_count": 1,
+        "vllm:request_prefill_time_seconds_count": 1,
+        "vllm:request_decode_time_seconds_count": 1,
     }
     before = {name: value(name) for name in names}
     assert cell.post(prompt="hello", max_tokens=7, n=2).status_code == 200
@@ -268,6 +272,12 @@ def test_metrics(cell: Cell) -> None:
     assert value("vllm:kv_cache_usage_perc", engine) == 0.4
     assert value("vllm:prefix_cache_hits_total", engine) == 60
     assert value("pagefleet_blocks", f'{engine},state="free"') == 1
+    steps = [value("vllm:iteration_tokens_total" + part) for part in ("_count", "_sum")]
+    assert steps == [14, 500]
+    names_of_faults = ("stale_results", "lost_workers", "migrations", "quarantines")
+    assert [value(f"pagefleet_{name}_total", "") for name in names_of_faults] == [1, 2, 3, 4]
+    recovery = [value("pagefleet_recovery_seconds" + part, "") for part in ("_count", "_sum")]
+    assert recovery == [5, 6.5]
 
 
 def test_the_openai_client(cell: Cell) -> None:

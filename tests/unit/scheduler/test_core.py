@@ -217,9 +217,15 @@ def test_a_lost_worker_s_sequences_go_on_elsewhere(cell: Cell) -> None:
     assert list(unpack_ints(again.tokens)) == [0, 1, 2, 3, 4, 5, 50]
     stale = cell.plans(b"one")[1]
     assert cell.answer(stale, 99, peer=b"one") == []
+    cell.now += 1.5
     cell.answer(again, 51, peer=b"two")
     assert cell.outputs() == [(0, 0, [50], None), (0, 1, [51], None)]
-    assert cell.scheduler.figures.dropped_results == 1
+    figures = cell.scheduler.figures.stats()
+    assert (figures.dropped_results, figures.lost_workers, figures.migrations) == (1, 1, 1)
+    assert (figures.recoveries, figures.recovery_micros) == (1, 1_500_000)
+    plans = cell.plans(b"one") + cell.plans(b"two")
+    assert figures.step_tokens == sum(len(plan.tokens) // 4 for plan in plans)
+    assert sum(figures.steps) == len(plans)
 
 
 def test_a_stream_stays_with_workers_that_compute_the_same_bits(cell: Cell) -> None:
