@@ -38,14 +38,15 @@ def _play(engine: Engine, rows: int, count: int) -> None:
     def plan(step: int, start: int, tokens: int, token: int) -> Plan:
         fields = [(slot, start, tokens, 1, len(table), crc) for slot in range(rows)]
         packed = pack_ints(each for row in fields for each in row)
-        opens, deltas = [], []
+        opens, deltas, copies = [], [], [0, 1] if facts.blocks > 1 else []
         if step == 0:
             prompt = pack_ints([0] * tokens)
             opens = [Open(slot, _PARAMS, prompt, b"", [0]) for slot in range(rows)]
             entries = [(slot, *entry) for slot in range(rows) for entry in enumerate(table)]
             deltas = [each for entry in entries for each in entry]
         inputs = pack_ints([token] * (rows * tokens))
-        return Plan(0, step, packed, inputs, opens=opens, tables=pack_ints(deltas))
+        changes = {"tables": pack_ints(deltas), "copies": pack_ints(copies)}
+        return Plan(0, step, packed, inputs, opens=opens, **changes)
 
     engine.launch(plan(0, 0, count, 0)).result()
     if count < facts.max_model_len:
