@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from pagefleet_launcher import serve, top
+from pagefleet_launcher import chat, serve, top
 from pagefleet_launcher.commands import SERVICES, service
 
 USAGE = """\
@@ -15,6 +15,7 @@ usage: pagefleet COMMAND [OPTIONS]
   gateway    one gateway: HTTP in, text to tokens and back
   scheduler  the scheduler: decides what every worker computes next
   worker     one worker: a model and its pool of KV blocks
+  chat       talk to a running cell
   top        how the memory of a running cell is used, and who waits for it
 
 pagefleet COMMAND --help tells a command's options; every option has an environment variable.
@@ -26,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     match sys.argv[1:] if argv is None else argv:
         case ["serve", *arguments]:
             return serve.main(arguments)
+        case ["chat", *arguments]:
+            return chat.main(arguments)
         case ["top", *arguments]:
             return top.main(arguments)
         case [name, *arguments] if name in SERVICES:

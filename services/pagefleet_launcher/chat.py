@@ -1,0 +1,67 @@
+"""`pagefleet chat`: talk to a running cell from a terminal.
+
+Ctrl-C ends an answer, Ctrl-D the talk. Standard input may also be a pipe: a line is a question. An
+answer goes on if its gateway dies (conversation.py).
+"""
+
+import argparse
+import contextlib
+import readline  # noqa: F401 (input() then edits lines, and remembers them)
+import sys
+from collections.abc import Sequence
+
+from pagefleet_launcher.conversation import Chat, ChatError, Message, first_model
+
+
+def main(argv: Sequence[str]) -> int:
+    """Talk, and give the status to exit with."""
+    given = vars(_parser().parse_args(argv))
+    url, system = given.pop("url").rstrip("/"), given.pop("system")
+    options = {name: value for name, value in given.items() if value is not None}
+    try:
+        chat = Chat(url, options.pop("model", "") or first_model(url), options)
+    except ChatError as error:
+        print(f"pagefleet chat: {error}", file=sys.stderr)
+        return 1
+    if system is not None:
+        chat.messages.append(Message("system", system))
+    return _talk(chat)
+
+
+def _talk(chat: Chat) -> int:
+    """Questions and answers until there are no more; the status is the last answer's."""
+    status = 0
+    prompt = "> " if sys.stdin.isatty() else ""
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            question = input(prompt)
+            status = int(not _answered(chat, question))
+    return status
+
+
+def _answered(chat: Chat, question: str) -> bool:
+    """Print the answer; whether it came to an end, were it by Ctrl-C."""
+    with contextlib.closing(chat.ask(question)) as pieces:
+        try:
+            for piece in pieces:
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            pass
+        except ChatError as error:
+            print(f"\npagefleet chat: {error}", file=sys.stderr)
+            return False
+    print()
+    return True
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pagefleet chat", description=(__doc__ or "").partition("\n\n")[2], allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="of a gateway")
+    add("--model", help="its name; default: the one that is served")
+    add("--system", help="what the model is told before the talk")
+    add("--max-tokens", type=int, help="of an answer")
+    add("--temperature", type=float, help="0 is the likeliest answer")
+    return parser

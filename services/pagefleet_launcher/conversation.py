@@ -1,0 +1,197 @@
+"""A conversation over HTTP whose answers outlive the connections that they come over.
+
+An answer whose connection breaks goes on where it was: the same request is sent again with the id
+of the last event as `Last-Event-ID`, to whatever gateway answers there now.
+"""
+
+import http.client
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+TRIES = 20
+"""How often in a row an answer is asked for again that brings nothing new."""
+
+PAUSE = 0.5
+"""Seconds before that."""
+
+TIMEOUT = 60.0
+"""Seconds without a byte after which a connection counts as broken; streams say so if they wait."""
+
+_BROKEN = (OSError, http.client.HTTPException)
+
+UNAVAILABLE = "service_unavailable_error"
+"""The type of errors that pass: nobody is there just now, or whoever is there leaves."""
+
+
+class Message(msgspec.Struct):
+    """What one side of the talk said."""
+
+    role: str
+    content: str
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta
+
+
+class _Detail(msgspec.Struct):
+    message: str
+    type: str = ""
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: _Detail | None = None
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class ChatError(Exception):
+    """There is no answer, or no more of it; says why."""
+
+
+class _PassingError(Exception):
+    """The answer is to be asked for again."""
+
+
+@dataclass
+class Chat:
+    """A talk with `model` at `url`; `options` are further fields of each request."""
+
+    url: str
+    model: str
+    options: dict[str, object] = field(default_factory=dict)
+    messages: list[Message] = field(default_factory=list)
+
+    def ask(self, question: str) -> Generator[str, None, None]:
+        """The pieces of the answer as they come; what has come of it is remembered.
+
+        Raises:
+            ChatError: it is refused, or the rest of it cannot be had.
+        """
+        asked, answer = Message("user", question), Message("assistant", "")
+        try:
+            for piece in self._pieces([*self.messages, asked]):
+                answer.content += piece
+                yield piece
+        finally:
+            if answer.content:
+                self.messages += [asked, answer]
+
+    def _pieces(self, messages: list[Message]) -> Iterator[str]:
+        body = {"model": self.model, "messages": messages, "stream": True, **self.options}
+        stream, tries = _Stream(self.url, msgspec.json.encode(body)), 0
+        while True:
+            try:
+                for piece in stream.pieces():
+                    tries = 0
+                    yield piece
+                return
+            except _PassingError as error:
+                tries += 1
+                if tries > TRIES:
+                    raise ChatError(f"the answer broke off: {error}") from error
+            time.sleep(PAUSE)
+
+
+@dataclass
+class _Stream:
+    """The answer to one request, over as many connections as it takes."""
+
+    url: str
+    content: bytes
+    last_id: str = ""
+    """Of the last event that came."""
+
+    def pieces(self) -> Iterator[str]:
+        """The texts of the events that follow, to the end of the answer."""
+        headers = {"Content-Type": "application/json"}
+        if self.last_id:
+            headers["Last-Event-ID"] = self.last_id
+        with _open(f"{self.url}/v1/chat/completions", self.content, headers) as response:
+            try:
+                for id, payload in _events(response):
+                    if payload == b"[DONE]":
+                        return
+                    self.last_id = id or self.last_id
+                    yield _text(payload)
+            except _BROKEN as error:
+                raise _PassingError(str(error) or "the connection broke") from error
+        raise _PassingError("the connection was closed")
+
+
+def _events(lines: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Id and data of each event that came whole (WHATWG HTML, server-sent events)."""
+    fields: dict[bytes, bytes] = {}
+    for line in map(bytes.rstrip, lines):
+        if line:
+            name, _, value = line.partition(b": ")
+            fields[name] = value
+        elif b"data" in fields:
+            yield fields.get(b"id", b"").decode(), fields[b"data"]
+            fields = {}
+
+
+def _text(payload: bytes) -> str:
+    event = msgspec.json.decode(payload, type=_Event)
+    if event.error is not None:
+        raise _error(event.error)
+    return "".join(choice.delta.content or "" for choice in event.choices)
+
+
+def _open(
+    url: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> http.client.HTTPResponse:
+    request = urllib.request.Request(url, content, dict(headers or {}))
+    if key := os.environ.get("PAGEFLEET_API_KEY"):
+        request.add_header("Authorization", f"Bearer {key}")
+    try:
+        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _refusal(error) from error
+    except _BROKEN as error:
+        raise _PassingError(str(error)) from error
+    return response
+
+
+def _refusal(error: urllib.error.HTTPError) -> Exception:
+    try:
+        event = msgspec.json.decode(error.read(), type=_Event)
+    except msgspec.DecodeError:
+        event = _Event()
+    return _error(event.error or _Detail(str(error)))
+
+
+def _error(detail: _Detail) -> Exception:
+    passes = detail.type == UNAVAILABLE
+    return _PassingError(detail.message) if passes else ChatError(detail.message)
+
+
+def first_model(url: str) -> str:
+    """The name of the model that is served at `url`.
+
+    Raises:
+        ChatError: nobody tells.
+    """
+    try:
+        with _open(f"{url}/v1/models") as response:
+            return msgspec.json.decode(response.read(), type=_Models).data[0].id
+    except (_PassingError, ValueError, *_BROKEN) as error:
+        raise ChatError(f"{url} does not tell what it serves: {error}") from error
