@@ -13,14 +13,14 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from time import monotonic
 
 from benchmarks.drill.questions import Questioner
-from benchmarks.drill.served import Served, fetch, serving
+from benchmarks.drill.served import Served, serving
 from benchmarks.drill.streams import ask
 from benchmarks.drill.verdict import quantile
 from pagefleet_worker.prepare import DEFAULT_MODEL, ECHO_MODEL, default_cache, prepare
@@ -35,30 +35,28 @@ _PAUSE = 0.1
 _PATIENCE = 60.0
 
 
-@dataclass
 class Prober:
-    """Asks one path again and again, in a thread of its own."""
+    """Asks a URL again and again, in a process of its own (`drill.probe`)."""
 
-    url: str
-    answers: list[tuple[float, int, float]] = field(default_factory=list)
-    """When it was asked, the status (0: no answer), and the seconds until it came."""
-    _done: threading.Event = field(default_factory=threading.Event)
-
-    def __post_init__(self) -> None:
-        """Begin."""
-        self._thread = threading.Thread(target=self._run, daemon=True)
+    def __init__(self, url: str) -> None:
+        self.answers: list[tuple[float, int, float]] = []
+        """When it was asked, the status (0: no answer), and the seconds until it came."""
+        command = [sys.executable, "-m", "benchmarks.drill.probe", url]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Ask no more."""
-        self._done.set()
-        self._thread.join()
+        with self._process:
+            self._process.kill()
+            self._thread.join()
 
-    def _run(self) -> None:
-        while not self._done.wait(_PAUSE):
-            asked = monotonic()
-            status, _ = fetch(self.url)
-            self.answers.append((asked, status, monotonic() - asked))
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            asked, status, taken = line.split()
+            self.answers.append((float(asked), int(status), float(taken)))
 
     def said_falsely(self, until: float) -> int:
         """Answers but 200 to what was asked before a moment."""
