@@ -3,7 +3,10 @@
 `--hypothesis-seed` repeats a run.
 """
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from tests.fuzz.served import fuzzed_cell
 
 for name, examples in (("default", 20), ("long", 1000)):
     settings.register_profile(
@@ -14,3 +17,10 @@ for name, examples in (("default", 20), ("long", 1000)):
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         phases=[Phase.generate, Phase.shrink],
     )
+
+
+@pytest.fixture(scope="session")
+def cell(tmp_path_factory):
+    """The cell that all tests share, and that none of them hurts."""
+    with fuzzed_cell(tmp_path_factory.mktemp("fuzz")) as cell:
+        yield cell
