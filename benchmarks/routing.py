@@ -38,6 +38,7 @@ from pagefleet.wire import (
 )
 from pagefleet_scheduler.core import Arrived, Scheduler
 from pagefleet_scheduler.outbox import Send
+from pagefleet_scheduler.queue import Room
 
 BLOCK = 512
 BEAT = 0.5
@@ -96,7 +97,7 @@ class Replay:
     """The scheduler, its workers, a gateway and the clock."""
 
     def __init__(self, workers: int, machine: Machine) -> None:
-        self.scheduler = Scheduler(1 << 20, worker_wait=1e9, max_queued=10**6)
+        self.scheduler = Scheduler(1 << 20, worker_wait=1e9, room=Room(10**6, 1 << 30))
         self._machine = machine
         self._workers = [b"worker %d" % number for number in range(workers)]
         self._epochs: dict[bytes, int] = {}

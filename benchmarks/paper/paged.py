@@ -28,6 +28,7 @@ from pagefleet.wire import (
 )
 from pagefleet_scheduler.core import Arrived, Scheduler
 from pagefleet_scheduler.flights import PlannedRow
+from pagefleet_scheduler.queue import Room
 from pagefleet_scheduler.sequence import Sequence as Stream
 
 GATEWAY, WORKER = b"gateway", b"worker"
@@ -72,7 +73,11 @@ class Paged:
         self._arrived: list[Job] = []
         self._plan: Plan | None = None
         self._scheduler = Scheduler(
-            1 << 30, lookahead=False, caching=caching, max_queued=1 << 30, worker_wait=float("inf")
+            1 << 30,
+            lookahead=False,
+            caching=caching,
+            room=Room(1 << 30, 1 << 60),
+            worker_wait=float("inf"),
         )
         blocks = ARENA // block_size
         hello = WorkerHello(

@@ -6,6 +6,7 @@ from pagefleet.wire import Moved, Reason, Rejected, Submit, unpack_ints
 from pagefleet_scheduler.departures import Departures, can_move
 from pagefleet_scheduler.outbox import Outbox
 from pagefleet_scheduler.placement import Placement
+from pagefleet_scheduler.queue import Room
 from pagefleet_scheduler.requests import Requests
 from pagefleet_scheduler.sequence import Request
 
@@ -14,9 +15,9 @@ class Admission:
     """Where requests come in, and where those that nobody waits for any more go."""
 
     def __init__(
-        self, requests: Requests, placement: Placement, outbox: Outbox, max_queued: int
+        self, requests: Requests, placement: Placement, outbox: Outbox, room: Room
     ) -> None:
-        self.max_queued = max_queued
+        self.room = room
         self.moved = 0
         """Requests that went on at another gateway while they were open."""
         self.recalled = 0
@@ -45,7 +46,7 @@ class Admission:
         request = self._request(gateway, submit, now)
         if submit.continues and self._continue(request, submit, now):
             return
-        full = self._placement.waiting.is_full_for(submit.tenant, self.max_queued)
+        full = self._placement.waiting.is_full_for(submit.tenant, self.room)
         self._requests.begin(request, submit.choices)
         if full and submit.attempt <= 1:
             text = "Too many requests wait already."

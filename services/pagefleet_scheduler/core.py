@@ -49,6 +49,7 @@ from pagefleet_scheduler.outbox import Outbox, Send
 from pagefleet_scheduler.placement import Placement
 from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.quarantine import CERTAIN, DOUBTFUL
+from pagefleet_scheduler.queue import DEFAULT_ROOM, Room
 from pagefleet_scheduler.requests import Requests
 from pagefleet_scheduler.sequence import Request, Sequence
 from pagefleet_scheduler.snapshot import take_snapshot
@@ -91,7 +92,7 @@ class Scheduler:
         lookahead: bool = True,
         caching: bool = True,
         check: bool = False,
-        max_queued: int = 10_000,
+        room: Room = DEFAULT_ROOM,
         worker_wait: float = 30.0,
         drafts: int = 0,
     ) -> None:
@@ -104,7 +105,7 @@ class Scheduler:
         self.placement = Placement()
         self.outbox = Outbox(epoch)
         self.requests = Requests(self.placement, self.outbox)
-        self.admission = Admission(self.requests, self.placement, self.outbox, max_queued)
+        self.admission = Admission(self.requests, self.placement, self.outbox, room)
         self.usage = Usage()
         self.figures = Figures()
         self._gateways: dict[bytes, float] = {}

@@ -17,13 +17,26 @@ age, so none starves, and the order of two requests never changes while they wai
 """
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator
 from heapq import heapify, heappop, heapreplace
+from typing import NamedTuple
 
 from pagefleet_scheduler.sequence import Request, Sequence
 
 OUTPUT_COST = 2.0
 """Of a generated token, where one of a prompt costs 1 (section 3.1 there)."""
+
+
+class Room(NamedTuple):
+    """How much may wait that never ran; of several tenants that wait each has an equal share."""
+
+    requests: int = 10_000
+    tokens: int = 1 << 24
+    """Of prompts."""
+
+
+DEFAULT_ROOM = Room()
 
 
 class Queue:
@@ -33,6 +46,8 @@ class Queue:
         self._returning: list[Sequence] = []
         self._fresh: dict[str, list[Sequence]] = {}
         """Of each tenant that has any, by their turns."""
+        self._tokens: Counter[str] = Counter()
+        """Of their prompts."""
         self._served: dict[str, float] = {}
         """Virtual token counters."""
         self._last_served = 0.0
@@ -75,6 +90,7 @@ class Queue:
             floor = min(others, default=self._last_served)
             self._served[tenant] = max(self._served.get(tenant, 0.0), floor)
         insort(self._fresh.setdefault(tenant, []), sequence, key=_turn)
+        self._tokens[tenant] += len(sequence.request.prompt)
 
     def remove(self, sequence: Sequence) -> None:
         """Let a sequence wait no longer.
@@ -88,13 +104,15 @@ class Queue:
         tenant = sequence.request.tenant
         waiting = self._fresh.get(tenant, [])
         waiting.remove(sequence)
+        self._tokens[tenant] -= len(sequence.request.prompt)
         if not waiting:
-            del self._fresh[tenant]
+            del self._fresh[tenant], self._tokens[tenant]
 
-    def is_full_for(self, tenant: str, most: int) -> bool:
-        """Whether a tenant has its equal share of `most` requests that may wait before they run."""
-        own = len(self._fresh.get(tenant, ()))
-        return own * len(self._fresh.keys() | {tenant}) >= most
+    def is_full_for(self, tenant: str, room: Room) -> bool:
+        """Whether a tenant has used its share of the room, so that no more of it may wait."""
+        requests, tokens = len(self._fresh.get(tenant, ())), self._tokens[tenant]
+        tenants = len(self._fresh.keys() | {tenant})
+        return requests * tenants >= room.requests or tokens * tenants >= room.tokens
 
     def charge(self, request: Request, tokens: float) -> None:
         """Count tokens that a request's tenant was served."""
@@ -110,6 +128,8 @@ class Queue:
             assert fresh == sorted(fresh, key=_turn)
             assert all(waiting.request.tenant == tenant for waiting in fresh)
             assert not any(waiting.request.has_run for waiting in fresh)
+            assert self._tokens[tenant] == sum(len(waiting.request.prompt) for waiting in fresh)
+        assert self._tokens.keys() == self._fresh.keys()
 
 
 def _turn(sequence: Sequence) -> tuple[float, int]:

@@ -23,6 +23,7 @@ from pagefleet.wire import (
     encode,
 )
 from pagefleet_scheduler.core import Arrived, Lost, Scheduler
+from pagefleet_scheduler.queue import Room
 from pagefleet_scheduler.watch import ProcessWatch
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class Server:
             lookahead=settings.lookahead,
             caching=settings.enable_prefix_caching,
             check=settings.check,
-            max_queued=settings.max_num_queued_reqs,
+            room=Room(settings.max_num_queued_reqs, settings.max_num_queued_tokens),
             worker_wait=settings.worker_wait,
             drafts=settings.speculative_ngram,
         )

@@ -136,6 +136,9 @@ class SchedulerSettings:
     )
     check: bool = setting(False, "check every invariant at every step, and send whole tables")
     max_num_queued_reqs: int = setting(10_000, "requests that may wait; more are refused", least=1)
+    max_num_queued_tokens: int = setting(
+        1 << 24, "tokens of prompts that may wait; more are refused", least=1
+    )
     worker_wait: float = setting(30.0, "seconds that requests wait for a first worker", least=0)
 
 

@@ -16,6 +16,7 @@ from pagefleet import wire
 from pagefleet.params import Guide, SamplingParams
 from pagefleet_gateway.link import Reaction, SchedulerLink
 from pagefleet_scheduler.core import Arrived, Lost, Scheduler
+from pagefleet_scheduler.queue import Room
 from pagefleet_worker.echo import EchoEngine
 from pagefleet_worker.echo_decoder import echo_tokens
 from pagefleet_worker.interface import EngineFacts, PlanError
@@ -159,7 +160,7 @@ class Network:
         self.delivered = self.refused = 0
         self.now = 0.0
         drafts, queued = self.draw.choice((0, 4)), self.draw.choice((4, 10_000))
-        self.scheduler = Scheduler(1 << 30, check=True, drafts=drafts, max_queued=queued)
+        self.scheduler = Scheduler(1 << 30, check=True, drafts=drafts, room=Room(queued))
         self.parties: dict[bytes, GatewayParty | WorkerParty] = {
             **{f"gateway {n}".encode(): GatewayParty(0.0, self.draw) for n in range(2)},
             **{f"worker {n}".encode(): WorkerParty() for n in range(2)},

@@ -36,6 +36,7 @@ from pagefleet.wire import (
     unpack_ints,
 )
 from pagefleet_scheduler.core import Arrived, Lost, Scheduler
+from pagefleet_scheduler.queue import Room
 
 EPOCH = 1 << 20
 
@@ -166,7 +167,7 @@ def test_what_no_worker_can_hold_keeps_nobody_waiting(cell: Cell) -> None:
 
 
 def test_the_queue_is_bounded() -> None:
-    cell = Cell(Scheduler(EPOCH, check=True, max_queued=2))
+    cell = Cell(Scheduler(EPOCH, check=True, room=Room(2)))
     for number in range(2):
         assert cell.submit(f"r{number}") == []
     (rejected,) = cell.submit("r2")

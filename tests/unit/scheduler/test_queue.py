@@ -23,7 +23,7 @@ from pagefleet.wire import (
     unpack_ints,
 )
 from pagefleet_scheduler.core import Arrived, Scheduler
-from pagefleet_scheduler.queue import OUTPUT_COST, Queue
+from pagefleet_scheduler.queue import OUTPUT_COST, Queue, Room
 from pagefleet_scheduler.sequence import AGING, Request, Sequence
 
 NUMBERS = count()
@@ -159,18 +159,29 @@ def test_what_does_not_wait_cannot_be_removed() -> None:
 
 def test_a_full_queue_has_room_for_a_tenants_equal_share() -> None:
     queue = queue_of(*(waiting("a") for _ in range(8)))
-    assert queue.is_full_for("a", 8)
+    assert queue.is_full_for("a", Room(8))
     for _ in range(4):
-        assert not queue.is_full_for("b", 8)
+        assert not queue.is_full_for("b", Room(8))
         queue.add(waiting("b"))
-    assert queue.is_full_for("b", 8)
+    assert queue.is_full_for("b", Room(8))
+
+
+def test_so_many_tokens_of_prompts_may_wait() -> None:
+    queue, room = queue_of(), Room(tokens=100)
+    for _ in range(10):
+        assert not queue.is_full_for("a", room)
+        queue.add(waiting("a", prompt=10))
+    assert queue.is_full_for("a", room)
+    queue.remove(next(iter(queue)))
+    queue.check()
+    assert not queue.is_full_for("a", room)
 
 
 class TestScheduler:
     """The same, as clients of a cell with one slot see it."""
 
     def setup_method(self) -> None:
-        self.scheduler = Scheduler(1 << 20, check=True, lookahead=False, max_queued=20)
+        self.scheduler = Scheduler(1 << 20, check=True, lookahead=False, room=Room(20))
         hello = WorkerHello(PROTOCOL, "host", 1, 1, "m", "class", 4, 50, 1, 100, 64, 1000)
         sends = self.scheduler.handle([Arrived(b"w", hello)], 0.0)
         self.epoch = next(send.message.epoch for send in sends if isinstance(send.message, Join))
