@@ -221,7 +221,7 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
         logprobs=logprobs,
         echo=[continued(body)] if body.echo else None,
         ignored=parsed.ignored,
-        message=_message(tools, model, guided=structure is not None),
+        message=_message(tools, model, guided=structure is not None and not structure.free),
         keeps_special=tools.keeps_special,
     )
 
@@ -349,7 +349,7 @@ def _structure(
 ) -> Structure | None:
     """What the answer must read like, or its calls; what contradicts that is refused."""
     structure = structure_of(body.response_format, body.structured_outputs, model.grammars)
-    if structure is not None and call is not None:
+    if structure is not None and call is not None and not call.free:
         raise bad_request(f"{structure.field} leaves no room for a call.", "tool_choice")
     structure = structure or call
     if structure is not None and body.min_tokens:

@@ -37,6 +37,8 @@ class Structure:
 
     grammar: str
     field: str
+    free: bool = False
+    """It leaves room for text around what it guarantees."""
 
     def guide(self, ignore_eos: bool) -> Guide:
         """What the worker is told."""

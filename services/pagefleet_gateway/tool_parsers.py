@@ -27,6 +27,9 @@ from pagefleet_gateway.json_scanner import MalformedError, ObjectScanner
 Script: TypeAlias = Generator[None, str, None]
 """Is sent characters until the end of the text."""
 
+CALL_TAG: Final = "<tool_call>"
+CALL_END_TAG: Final = "</tool_call>"
+
 _ARGUMENTS: Final = ("arguments", "parameters")
 _KEYS: Final = ("name", "id", "type", *_ARGUMENTS)
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -134,10 +137,10 @@ class ToolParser:
 def hermes(parser: ToolParser) -> Script:
     """Calls between tags, anywhere in the text."""
     while True:
-        yield from _find(parser, "<tool_call>")
+        yield from _find(parser, CALL_TAG)
         try:
             yield from _call(parser, (yield from _next(parser)))
-            yield from _expect(parser, "</tool_call>")
+            yield from _expect(parser, CALL_END_TAG)
             parser.drop()
         except MalformedError:
             parser.fail()
@@ -219,6 +222,9 @@ PARSERS: Final[dict[str, Callable[[ToolParser], Script]]] = {
     "pythonic": pythonic,
 }
 """By the name that `--tool-call-parser` has for it."""
+
+TAGGED: Final = frozenset({"hermes", "qwen"})
+"""Parsers of calls between tags."""
 
 SPECIAL_MARKERS: Final = frozenset({"llama3_json", "mistral"})
 """Parsers whose markers are special tokens, which must be part of the text."""

@@ -1,15 +1,18 @@
 """Tools that a chat may call: what clients say of them, and what follows for the answer.
 
 With `tool_choice` auto the model decides: it sees the tools through its template, and its own
-notation is read out of its text (`tool_parsers`). Required and named calls are guaranteed by a
-grammar over the tools' parameters, whatever the model was trained on: the text is then a list of
-calls in JSON, or the arguments of the one that is named. With none, the model sees no tools.
+notation is read out of its text (`tool_parsers`). Where calls stand between tags, a `strict` tool
+adds a grammar that lets any text come, but after a tag only a call of a tool that there is, whose
+arguments obey its schema, or are some object if it is not strict; else arguments are what the model
+wrote. Required and named calls are guaranteed by a grammar over the tools' parameters, whatever the
+model was trained on: the text is then a list of calls in JSON, or the arguments of the one that is
+named. With none, the model sees no tools.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -19,8 +22,11 @@ from pagefleet_gateway.errors import bad_request
 from pagefleet_gateway.grammar_job import Source
 from pagefleet_gateway.grammars import Grammars, Schema, Structure, spaced
 from pagefleet_gateway.tool_parsers import (
+    CALL_END_TAG,
+    CALL_TAG,
     PARSERS,
     SPECIAL_MARKERS,
+    TAGGED,
     Script,
     ToolParser,
     only,
@@ -42,7 +48,7 @@ class FunctionSpec(msgspec.Struct, omit_defaults=True):
     parameters: Schema | None = None
     """JSON schema of the object that its arguments are."""
     strict: bool | None = None
-    """Required and named calls obey the schema, strictly or not."""
+    """Required and named calls obey the schema anyhow; others, between tags, if this is true."""
 
 
 class Tool(msgspec.Struct):
@@ -136,7 +142,9 @@ def tool_use(
             f"--tool-call-parser ({', '.join(PARSERS)}). required and named tools work without.",
             "tool_choice",
         )
-    return ToolUse(shown, PARSERS[parser], None, parser in SPECIAL_MARKERS, parallel)
+    is_guided = parser in TAGGED and any(tool.function.strict for tool in tools)
+    calls = _tagged_calls(tools, grammars) if is_guided else None
+    return ToolUse(shown, PARSERS[parser], calls, parser in SPECIAL_MARKERS, parallel)
 
 
 def shown_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
@@ -181,6 +189,24 @@ def shown_calls(calls: Sequence[ToolCall], field: str) -> list[dict[str, Any]]:
 
 def _schema(tool: Tool) -> Schema:
     return {"type": "object", **(tool.function.parameters or {"properties": {}})}
+
+
+def _tagged_calls(tools: Sequence[Tool], grammars: Grammars) -> Structure:
+    """Any text, with calls between tags; a tag begins one as soon as it is written."""
+    rules = [
+        "start: (tagged call)* TEXT",
+        f"tagged[lazy]: TEXT {json.dumps(CALL_TAG)}",
+        r"TEXT: /(.|\n)*/",
+        "call: " + " | ".join(f"call_{number}" for number in range(len(tools))),
+    ]
+    for number, tool in enumerate(tools):
+        schema = _schema(tool) if tool.function.strict else {"type": "object"}
+        begin = json.dumps(f'\n{{"name": "{tool.function.name}", "arguments": ')
+        end = json.dumps("}\n" + CALL_END_TAG)
+        rules.append(f"call_{number}: {begin} arguments_{number} {end}")
+        rules.append(f"arguments_{number}: %json {json.dumps(spaced(schema))}")
+    structure = grammars.structure(Source("llguidance", "\n".join(rules)), "tools")
+    return replace(structure, free=True)
 
 
 def _calls(named: dict[str, Schema], parallel: bool, grammars: Grammars) -> Structure:

@@ -18,7 +18,7 @@ from pagefleet_gateway.generation import Limits, understand_chat
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.stream import Renderer
 from pagefleet_gateway.template import ChatTemplate
-from pagefleet_worker.grammar import Grammars
+from pagefleet_worker.grammar import DisobeyedError, Grammars
 from tests.byte_grammars import byte_grammars
 from tests.schemas import random_schema
 from tests.unit.gateway.served import echo_model
@@ -323,6 +323,59 @@ def test_what_is_wrong_names_its_field(fields: dict[str, Any], param: str, words
     assert caught.value.status == 400
     assert caught.value.param == param
     assert words in caught.value.message
+
+
+STRICT = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+
+
+def follows(answer: Answer, text: str) -> bool:
+    """Whether the answer's grammar lets a text come and end."""
+    guide = answer.generation.params.guide
+    assert guide is not None
+    outputs = array("i", [*text.encode()])
+    try:
+        mask = GRAMMARS.begin(guide).mask(outputs)
+    except DisobeyedError:
+        return False
+    return bool(mask[256 >> 3] & 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "follows_it"),
+    [
+        ("It is warm. <tool>", True),
+        (
+            'Wait.<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+            True,
+        ),
+        ('<tool_call>\n{"name": "weather", "arguments": {"city": 5}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "wether", "arguments": {"city": "Rome"}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "time.now", "arguments": {"zone": 1}}\n</tool_call> Bye.', True),
+        ('<tool_call>\n{"name": "time.now", "arguments": [1]}\n</tool_call>', False),
+        ("<tool_call>\nNo.", False),
+    ],
+)
+def test_a_strict_tool_bounds_what_the_model_may_call(text: str, follows_it: bool) -> None:
+    assert follows(chat(tools=[STRICT, NOW]), text) is follows_it
+
+
+def test_strict_calls_are_read_like_others_and_leave_room_for_thoughts() -> None:
+    answer = chat(model(thoughts="qwen3"), tools=[STRICT], tool_choice="auto")
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    text = "<think>Hm.</think>" + call
+    assert follows(answer, text)
+    message = whole(answer, text)["message"]
+    assert message["reasoning_content"] == "Hm."
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
+
+
+def test_calls_are_not_guided_where_no_tool_is_strict_or_another_format_counts() -> None:
+    assert chat().generation.params.guide is None
+    assert chat(model("pythonic"), tools=[STRICT]).generation.params.guide is None
+    form = {"response_format": {"type": "json_object"}}
+    guide = chat(tools=[STRICT], **form).generation.params.guide
+    assert guide == chat(**form).generation.params.guide
 
 
 def test_auto_needs_to_know_the_model() -> None:
