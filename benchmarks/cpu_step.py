@@ -34,7 +34,7 @@ from pagefleet_worker.config import DecoderConfig, load_config
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.loading import load_engine
 
-PARTS = ("linear", "attention", "norm", "rotary", "logits")
+PARTS = ("linear", "attention", "norm", "rotary", "quantize", "logits")
 GREEDY = SamplingParams(max_tokens=1 << 20, seed=0, temperature=0)
 
 
@@ -177,6 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", default="none")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rows", type=int, nargs="*", default=(1, 8, 32, 64))
     parser.add_argument("--contexts", type=int, nargs="*", default=(128, 512, 1024))
@@ -187,6 +188,7 @@ def main() -> None:
     settings = WorkerSettings(
         device="cpu",
         dtype=options.dtype,
+        quantization=options.quantization,
         threads=options.threads,
         num_blocks=max(options.rows, default=1) * -(-longest // 16) + 64,
     )

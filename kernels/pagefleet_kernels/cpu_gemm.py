@@ -18,6 +18,7 @@ from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 
+from pagefleet_kernels.cpu_grouped import emit_grouped_product
 from pagefleet_kernels.cpu_ir import (
     INTS,
     LANES,
@@ -140,6 +141,7 @@ def _emit_product(
 def product(
     typing: Any,
     form: Any,
+    weights: Any,
     rows: Any,
     values: Any,
     stride: Any,
@@ -150,29 +152,34 @@ def product(
     """Rows times one panel.
 
     Args:
-        form: of the values and the weights.
+        form: of the values, and of plain weights.
+        weights: how they are packed; if they are grouped, the values are quantized.
         rows: how many, at most `TILE_ROWS`; 0 does nothing.
         values: address of the first row; each begins on a boundary of its numbers.
         stride: bytes from one row to the next.
         panel: address of the panel.
-        steps: inputs in float32, pairs of inputs in bfloat16.
+        steps: inputs in float32, pairs of inputs in bfloat16; groups if there are any.
         sums: address of float32 [rows, PANEL], which are written.
     """
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, rows, *others = arguments
+        _, _, rows, *others = arguments
         done = builder.append_basic_block("multiplied")
         switch = builder.switch(rows, done)
         for count in range(1, TILE_ROWS + 1):
             block = builder.append_basic_block(f"rows_{count}")
             switch.add_case(_INT64(count), block)
             builder.position_at_end(block)
-            _emit_product(builder, form.value, count, *others)
+            if weights.value.grouped:
+                kind, vectors = weights.value, PANEL_VECTORS
+                emit_grouped_product(builder, kind, vectors, count, *others)
+            else:
+                _emit_product(builder, form.value, count, *others)
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
 
-    return types.void(form, *([_WORD] * 6)), lower
+    return types.void(form, weights, *([_WORD] * 6)), lower
 
 
 @intrinsic

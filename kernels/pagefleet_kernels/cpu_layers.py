@@ -13,6 +13,7 @@ from numba import carray
 from torch import Tensor
 
 from pagefleet_kernels import reference
+from pagefleet_kernels.cpu_grouped import BLOCK_BYTES, quantize_group
 from pagefleet_kernels.cpu_ir import (
     Format,
     device,
@@ -33,6 +34,7 @@ from pagefleet_kernels.cpu_simd import (
     store_numbers,
     total,
 )
+from pagefleet_kernels.quantized import GROUP
 
 _ROWS_OF_A_TASK = 4
 
@@ -49,6 +51,12 @@ class GateArguments(ctypes.Structure):
     """What `silu_mul` hands to the compiled code; the stride is in bytes."""
 
     _fields_ = fields("rows size gate_up stride output")
+
+
+class QuantizeArguments(ctypes.Structure):
+    """What `quantized` hands to the compiled code; strides are in bytes. A row has `groups`."""
+
+    _fields_ = fields("rows groups values stride output output_stride")
 
 
 @device
@@ -128,6 +136,20 @@ def _run_gate(form: Any, arguments: Any) -> None:
         begin = next_task(arguments) * _ROWS_OF_A_TASK
 
 
+@device
+def run_quantize(form: Any, arguments: Any) -> None:
+    """Takes rows until there are none left."""
+    begin = next_task(arguments) * _ROWS_OF_A_TASK
+    while begin < arguments.rows:
+        for row in range(begin, min(begin + _ROWS_OF_A_TASK, arguments.rows)):
+            source = arguments.values + row * arguments.stride
+            target = arguments.output + row * arguments.output_stride
+            for group in range(arguments.groups):
+                place = source + group * GROUP * form.itemsize
+                quantize_group(form, place, target + group * BLOCK_BYTES)
+        begin = next_task(arguments) * _ROWS_OF_A_TASK
+
+
 @functools.cache
 def _norm_kernel(form: Format) -> Kernel:
     """The compiled norms for numbers in `form`."""
@@ -146,6 +168,16 @@ def _gate_kernel(form: Format) -> Kernel:
         _run_gate(form, carray(pointer, 1)[0])
 
     return Kernel(compiled_gate, GateArguments)
+
+
+@functools.cache
+def _quantize_kernel(form: Format) -> Kernel:
+    """The compiled quantization of numbers in `form`."""
+
+    def compiled_quantize(pointer: Any) -> None:
+        run_quantize(form, carray(pointer, 1)[0])
+
+    return Kernel(compiled_quantize, QuantizeArguments)
 
 
 def warm_up(dtype: torch.dtype) -> None:
@@ -205,5 +237,24 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         threads_for(gate_up.numel()),
         rows, size, gate_up.data_ptr(), gate_up.stride(0) * gate_up.element_size(),
         output.data_ptr(),
+    )  # fmt: skip
+    return output
+
+
+def quantized(values: Tensor) -> Tensor:
+    """Rows as products with quantized matrices want them (`cpu_grouped`).
+
+    Args:
+        values: contiguous [rows, inputs], float32 or bfloat16, inputs in whole groups.
+
+    Returns:
+        uint8 [rows, inputs / GROUP * BLOCK_BYTES].
+    """
+    rows, groups = len(values), values.shape[1] // GROUP
+    output = torch.empty((rows, groups * BLOCK_BYTES), dtype=torch.uint8)
+    _quantize_kernel(FORMATS[values.dtype])(
+        threads_for(values.numel()),
+        rows, groups, values.data_ptr(), values.stride(0) * values.element_size(),
+        output.data_ptr(), output.stride(0),
     )  # fmt: skip
     return output

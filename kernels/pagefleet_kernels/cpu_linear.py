@@ -5,6 +5,8 @@ caches: the bias, the rounding, and for gates and values the activation (`refere
 its roundings), whose panels hold sixteen gates and the sixteen values that they belong to.
 
 An output's bits depend on its row and on the weights alone, whatever the batch and the threads.
+
+A quantized matrix is packed by the same plan, and its rows are quantized first (`cpu_grouped`).
 """
 
 import ctypes
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from pagefleet_kernels import cpu_layers, reference
 from pagefleet_kernels.cpu_gemm import PANEL, PANEL_VECTORS, TILE_ROWS, product, sums_of_a_tile
+from pagefleet_kernels.cpu_grouped import Weights
 from pagefleet_kernels.cpu_ir import LANES, Format, device
 from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_task
 from pagefleet_kernels.cpu_simd import (
@@ -35,6 +38,7 @@ from pagefleet_kernels.cpu_simd import (
     store_few,
     store_numbers,
 )
+from pagefleet_kernels.quantized import GROUP, Matrix, Quantized
 
 _TASK_TILES = 8
 """Tiles of rows that a task takes through a panel: their inputs stay in the second-level cache."""
@@ -53,7 +57,8 @@ class Epilogue(IntEnum):
 
 class LinearArguments(ctypes.Structure):
     """What a packed linear layer hands to the compiled code; strides are in bytes, `bias` is 0
-    where there is none. An output row has `columns` numbers.
+    where there is none. An output row has `columns` numbers. The values of a quantized layer are
+    blocks, and its steps groups.
     """
 
     _fields_ = fields(
@@ -105,32 +110,32 @@ def _write_row(form: Any, arguments: Any, panel: int, sums: int, row: int) -> No
 
 
 @device
-def run_linear(form: Any, arguments: Any) -> None:
+def run_linear(form: Any, weights: Any, arguments: Any) -> None:
     """Takes tasks until there are none left."""
     sums = sums_of_a_tile()
     tiles = -(-arguments.rows // TILE_ROWS)
     task = next_task(arguments)
     while task < arguments.panel_count * -(-tiles // _TASK_TILES):
         group, panel = divmod(task, arguments.panel_count)
-        weights = arguments.panels + panel * arguments.panel_bytes
+        packed = arguments.panels + panel * arguments.panel_bytes
         first = group * _TASK_TILES
         for tile in range(first, min(first + _TASK_TILES, tiles)):
             begin = arguments.rows * tile // tiles
             end = arguments.rows * (tile + 1) // tiles
             values = arguments.values + begin * arguments.stride
             steps = arguments.steps
-            product(form, end - begin, values, arguments.stride, weights, steps, sums)
+            product(form, weights, end - begin, values, arguments.stride, packed, steps, sums)
             for row in range(begin, end):
                 _write_row(form, arguments, panel, sums + (row - begin) * PANEL * 4, row)
         task = next_task(arguments)
 
 
 @functools.cache
-def _kernel(form: Format) -> Kernel:
-    """The compiled product for numbers in `form`."""
+def _kernel(form: Format, weights: Weights) -> Kernel:
+    """The compiled product for values in `form`."""
 
     def linear_kernel(pointer: Any) -> None:
-        run_linear(form, carray(pointer, 1)[0])
+        run_linear(form, weights, carray(pointer, 1)[0])
 
     return Kernel(linear_kernel, LinearArguments)
 
@@ -138,21 +143,24 @@ def _kernel(form: Format) -> Kernel:
 def warm_up(dtype: torch.dtype) -> None:
     """Compiles what a packed layer of a dtype needs, or loads it."""
     if dtype in FORMATS:
-        _kernel(FORMATS[dtype])
+        _kernel(FORMATS[dtype], Weights.PLAIN)
 
 
 class PackedLinear:
     """y = x W^T + b over packed weights, and what `epilogue` makes of y."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, epilogue: Epilogue) -> None:
+    def __init__(self, weight: Matrix, bias: Tensor | None, epilogue: Epilogue) -> None:
+        self.columns, self.inputs = weight.shape
         if epilogue is Epilogue.GATE:
-            weight = _interleaved(weight)
-            bias = None if bias is None else _interleaved(bias)
-            self.columns = weight.shape[0] // 2
-        else:
-            self.columns = weight.shape[0]
+            order = _interleaved(torch.arange(self.columns))
+            weight = weight.rows(order) if isinstance(weight, Quantized) else weight[order]
+            bias = None if bias is None else bias[order]
+            self.columns //= 2
         self.epilogue = epilogue
-        self.panels = _packed(weight)
+        if isinstance(weight, Quantized):
+            self.weights, self.panels = Weights(weight.bits), _packed_groups(weight)
+        else:
+            self.weights, self.panels = Weights.PLAIN, _packed(weight)
         self._bias = None if bias is None else F.pad(bias, (0, -len(bias) % PANEL))
 
     def arguments(self) -> dict[str, int]:
@@ -170,11 +178,13 @@ class PackedLinear:
 
     def __call__(self, values: Tensor) -> Tensor:
         """[T, inputs] -> [T, outputs]: half as many with gates, and float32 if wide."""
-        values = values.contiguous()
+        values, form = values.contiguous(), FORMATS[values.dtype]
         dtype = torch.float32 if self.epilogue is Epilogue.WIDE else values.dtype
         output = values.new_empty((len(values), self.columns), dtype=dtype)
+        if self.weights.grouped:
+            values = cpu_layers.quantized(values)
         fixed = self.arguments()
-        _kernel(FORMATS[values.dtype])(
+        _kernel(form, self.weights)(
             torch.get_num_threads(),
             len(values), values.data_ptr(), values.stride(0) * values.element_size(),
             fixed["panels"], fixed["panel_bytes"], fixed["panel_count"], fixed["steps"],
@@ -184,16 +194,16 @@ class PackedLinear:
         return output
 
 
-def _layer(weight: Tensor, bias: Tensor | None, epilogue: Epilogue) -> PackedLinear | None:
+def _layer(weight: Matrix, bias: Tensor | None, epilogue: Epilogue) -> PackedLinear | None:
     return PackedLinear(weight, bias, epilogue) if _supported(weight, epilogue) else None
 
 
-def linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """`reference.linear`, packed for float32 and bfloat16."""
+def linear(weight: Matrix, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """`reference.linear`, packed for float32 and bfloat16, and for quantized weights."""
     return _layer(weight, bias, Epilogue.ROUND) or reference.linear(weight, bias)
 
 
-def gated(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+def gated(weight: Matrix, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """`reference.gated`, packed where gates come in sixteens."""
     packed = _layer(weight, bias, Epilogue.GATE)
     if packed is not None:
@@ -202,22 +212,23 @@ def gated(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tens
     return lambda values: cpu_layers.silu_mul(gate_up(values))
 
 
-def head(weight: Tensor) -> Callable[[Tensor], Tensor]:
+def head(weight: Matrix) -> Callable[[Tensor], Tensor]:
     """`reference.head`, packed; the sums are not rounded to bfloat16."""
     return _layer(weight, None, Epilogue.WIDE) or reference.head(weight)
 
 
-def _supported(weight: Tensor, epilogue: Epilogue) -> bool:
+def _supported(weight: Matrix, epilogue: Epilogue) -> bool:
     """Whether a step of the product takes whole words, and gates come in whole vectors."""
-    if weight.dtype not in FORMATS or weight.shape[1] * weight.element_size() % 4:
+    if isinstance(weight, Tensor) and (
+        weight.dtype not in FORMATS or weight.shape[1] * weight.element_size() % 4
+    ):
         return False
     return epilogue is not Epilogue.GATE or weight.shape[0] % (2 * LANES) == 0
 
 
-def _interleaved(gate_up: Tensor) -> Tensor:
-    """Rows of gates, then as many of values, in turns of sixteen."""
-    shape = (2, -1, LANES, *gate_up.shape[1:])
-    return gate_up.view(shape).transpose(0, 1).reshape(gate_up.shape)
+def _interleaved(outputs: Tensor) -> Tensor:
+    """Gates, then as many values, in turns of sixteen."""
+    return outputs.view(2, -1, LANES).transpose(0, 1).flatten()
 
 
 def _packed(weight: Tensor) -> Tensor:
@@ -225,3 +236,21 @@ def _packed(weight: Tensor) -> Tensor:
     words = F.pad(weight, (0, 0, 0, -len(weight) % PANEL)).view(torch.int32)
     panels = words.view(-1, PANEL, words.shape[1]).transpose(1, 2).contiguous()
     return panels.unsqueeze(-1).view(weight.dtype)
+
+
+def _packed_groups(weight: Quantized) -> Tensor:
+    """uint8 [panels, groups, bytes of a group]: scales, minimums, and numbers as `_packed` has
+    words; two of four bits share a byte, a step's below the next one's.
+    """
+    numbers, factors = weight.numbers, [weight.scales]
+    if weight.minimums is not None:
+        steps = numbers.view(len(numbers), -1, 2, 4)
+        numbers = (steps[:, :, 0] | steps[:, :, 1] << 4).flatten(1)
+        factors.append(weight.minimums)
+    words = _packed(numbers).view(-1, weight.scales.shape[1], GROUP * PANEL * weight.bits // 8)
+    rows = [
+        F.pad(each, (0, 0, 0, -len(each) % PANEL)).view(-1, PANEL, each.shape[1])
+        for each in factors
+    ]
+    heads = [each.transpose(1, 2).contiguous().view(torch.uint8) for each in rows]
+    return torch.cat([*heads, words], dim=2)

@@ -19,6 +19,7 @@ from numba import carray, types
 from numpy.typing import NDArray
 
 from pagefleet_kernels import cpu_attention, cpu_cache, cpu_layers
+from pagefleet_kernels.cpu_grouped import Weights
 from pagefleet_kernels.cpu_ir import (
     Format,
     constant_in_kernels,
@@ -39,6 +40,7 @@ class Stage(IntEnum):
     NORM = 1
     ROTARY = 2
     ATTENTION = 3
+    QUANTIZE = 4
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ _RECORDS = {
     Stage.NORM: cpu_layers.NormArguments,
     Stage.ROTARY: cpu_cache.Arguments,
     Stage.ATTENTION: cpu_attention.Arguments,
+    Stage.QUANTIZE: cpu_layers.QuantizeArguments,
 }
-_LINEAR, _NORM, _ROTARY, _ATTENTION = (_Record(kind) for kind in _RECORDS.values())
+_LINEAR, _NORM, _ROTARY, _ATTENTION, _QUANTIZE = (_Record(kind) for kind in _RECORDS.values())
 
 
 class ProgramArguments(ctypes.Structure):
@@ -90,28 +93,30 @@ def _meet(typing: Any, function: Any) -> Any:
 
 
 @device
-def _run(form: Any, narrow: Any, wide: Any, arguments: Any) -> None:
+def _run(form: Any, weights: Any, narrow: Any, wide: Any, arguments: Any) -> None:
     for number in range(arguments.first, arguments.last):
         if arguments.barrier and number > arguments.first:
             _meet(arguments.barrier)
         stage = load_int64(arguments.stages + number * 16)
         place = load_int64(arguments.stages + number * 16 + 8)
         if stage == 0:
-            run_linear(form, carray(_record_at(_LINEAR, place), 1)[0])
+            run_linear(form, weights, carray(_record_at(_LINEAR, place), 1)[0])
         elif stage == 1:
             cpu_layers.run_norm(form, carray(_record_at(_NORM, place), 1)[0])
         elif stage == 2:
             cpu_cache.run_cache(form, carray(_record_at(_ROTARY, place), 1)[0])
+        elif stage == 4:
+            cpu_layers.run_quantize(form, carray(_record_at(_QUANTIZE, place), 1)[0])
         else:
             cpu_attention.run_attention(narrow, wide, carray(_record_at(_ATTENTION, place), 1)[0])
 
 
 @functools.cache
-def compile_program(form: Format, narrow: Block, wide: Block) -> Kernel:
-    """The code of programs for one type of numbers and one shape of attention."""
+def compile_program(form: Format, weights: Weights, narrow: Block, wide: Block) -> Kernel:
+    """The code of programs for one type of numbers and of weights, and one shape of attention."""
 
     def program_kernel(pointer: Any) -> None:
-        _run(form, narrow, wide, carray(pointer, 1)[0])
+        _run(form, weights, narrow, wide, carray(pointer, 1)[0])
 
     return Kernel(program_kernel, ProgramArguments)
 
@@ -119,9 +124,9 @@ def compile_program(form: Format, narrow: Block, wide: Block) -> Kernel:
 class Program:
     """Stages in their order, and `records`: of each kernel one array, a stage's record an entry."""
 
-    def __init__(self, form: Format, narrow: Block, wide: Block) -> None:
+    def __init__(self, form: Format, weights: Weights, narrow: Block, wide: Block) -> None:
         """See `cpu_attention.Shape` for the blocks."""
-        self._kernel = compile_program(form, narrow, wide)
+        self._kernel = compile_program(form, weights, narrow, wide)
         self._stages: list[tuple[Stage, int]] = []
         self._written: dict[Stage, list[dict[str, float]]] = {stage: [] for stage in Stage}
         self.records: dict[Stage, NDArray[np.void]] = {}

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from pagefleet_kernels import cpu_attention
+from pagefleet_kernels.cpu_grouped import BLOCK_BYTES
 from pagefleet_kernels.cpu_launch import FORMATS
 from pagefleet_kernels.cpu_linear import PackedLinear
 from pagefleet_kernels.cpu_program import Program, Stage
 from pagefleet_kernels.layers import DecoderLayer, Layer, StackShape
+from pagefleet_kernels.quantized import GROUP
 
 
 class LayerStack:
@@ -30,7 +32,7 @@ class LayerStack:
         )
         gated = layers[0].gated
         assert isinstance(gated, PackedLinear)
-        self._gated_size = gated.columns
+        self._gated_size, self._weights = gated.columns, gated.weights
         self._write_down(capacity=16)
 
     def run(
@@ -59,15 +61,16 @@ class LayerStack:
 
     def _bind_tokens(self, tokens: int, caches: Tensor, positions: Tensor, slots: Tensor) -> None:
         records, itemsize = self._program.records, caches.element_size()
-        records[Stage.LINEAR]["rows"] = records[Stage.NORM]["rows"] = tokens
+        for stage in (Stage.LINEAR, Stage.NORM, Stage.QUANTIZE):
+            records[stage]["rows"] = tokens
         rotary, attention = records[Stage.ROTARY], records[Stage.ATTENTION]
         rotary["tokens"] = tokens
         rotary["positions"], rotary["slots"] = positions.data_ptr(), slots.data_ptr()
         layer_bytes = caches.stride(0) * itemsize
         keys = caches.data_ptr() + np.arange(len(caches)) * layer_bytes
-        for stage in (rotary, attention):
-            stage["keys"], stage["values"] = keys, keys + caches.stride(1) * itemsize
-            stage["block_size"] = caches.shape[4]
+        for record in (rotary, attention):
+            record["keys"], record["values"] = keys, keys + caches.stride(1) * itemsize
+            record["block_size"] = caches.shape[4]
 
     def _bind_rows(self, threads: int, tables: Tensor, starts: Tensor, offsets: Tensor) -> None:
         attention = self._program.records[Stage.ATTENTION]
@@ -94,7 +97,10 @@ class LayerStack:
         self._query, self._attended = (buffer(shape.query_heads * shape.head_size) for _ in "qa")
         self._key = buffer(shape.heads * shape.head_size)
         self._gated = buffer(self._gated_size)
-        self._program = Program(FORMATS[norm.dtype], self._heads.narrow, self._heads.wide)
+        widest = max(len(norm), self._query.shape[1], self._gated_size)
+        self._blocks = torch.empty(capacity, widest // GROUP * BLOCK_BYTES, dtype=torch.uint8)
+        form, heads = FORMATS[norm.dtype], self._heads
+        self._program = Program(form, self._weights, heads.narrow, heads.wide)
         self._borders = [0]
         self._add_norm(self._residual, self._layers[0].attention_norm, self._normed)
         following = [*(layer.attention_norm for layer in self._layers[1:]), norm]
@@ -161,6 +167,8 @@ class LayerStack:
 
     def _add_linear(self, layer: Layer, values: Tensor, output: Tensor) -> None:
         assert isinstance(layer, PackedLinear)
+        if layer.weights.grouped:
+            values = self._add_quantize(values)
         self._program.add(
             Stage.LINEAR,
             values=values.data_ptr(),
@@ -169,6 +177,18 @@ class LayerStack:
             output_stride=output.stride(0) * output.element_size(),
             **layer.arguments(),
         )
+
+    def _add_quantize(self, values: Tensor) -> Tensor:
+        """Rows in blocks, until the next are quantized."""
+        self._program.add(
+            Stage.QUANTIZE,
+            groups=values.shape[1] // GROUP,
+            values=values.data_ptr(),
+            stride=values.stride(0) * values.element_size(),
+            output=self._blocks.data_ptr(),
+            output_stride=self._blocks.stride(0),
+        )
+        return self._blocks
 
     def _add_norm(
         self, values: Tensor, weight: Tensor, output: Tensor, residual: Tensor | None = None
@@ -192,11 +212,13 @@ class LayerStack:
 def stack(
     layers: Sequence[DecoderLayer], norm: Tensor, cos_sin: Tensor, shape: StackShape
 ) -> LayerStack | None:
-    """All layers as one; None unless every linear layer is packed, and heads can be compiled."""
+    """All layers as one; None unless every linear layer is packed, all alike, and heads can be
+    compiled.
+    """
     linear = [
         part for layer in layers for part in (layer.qkv, layer.output, layer.gated, layer.down)
     ]
-    packed = all(isinstance(part, PackedLinear) for part in linear)
-    if not packed or not cpu_attention.supports(norm.dtype, shape.head_size):
+    kinds = {part.weights if isinstance(part, PackedLinear) else None for part in linear}
+    if None in kinds or len(kinds) > 1 or not cpu_attention.supports(norm.dtype, shape.head_size):
         return None
     return LayerStack(layers, norm, cos_sin, shape)

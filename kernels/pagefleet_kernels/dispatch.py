@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pagefleet_kernels import reference
 from pagefleet_kernels.layers import DecoderLayer, Layer, Stack, StackShape
+from pagefleet_kernels.quantized import Matrix
 
 
 def _no_stack(
@@ -41,9 +42,9 @@ class Kernels:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_mul: Callable[[Tensor], Tensor]
-    linear: Callable[[Tensor, Tensor | None], Layer]
-    gated: Callable[[Tensor, Tensor | None], Layer]
-    head: Callable[[Tensor], Layer]
+    linear: Callable[[Matrix, Tensor | None], Layer]
+    gated: Callable[[Matrix, Tensor | None], Layer]
+    head: Callable[[Matrix], Layer]
     log_softmax: Callable[[Tensor], Tensor] = reference.log_softmax
     sample: Callable[..., Tensor] | None = None
     invariant: bool = True
@@ -87,16 +88,16 @@ def _triton(invariant: bool) -> Kernels:
         triton_sampling,
     )
 
-    def linear(weight: Tensor, bias: Tensor | None = None) -> Layer:
-        if invariant:
+    def linear(weight: Matrix, bias: Tensor | None = None) -> Layer:
+        if invariant and isinstance(weight, Tensor):
             return lambda values: triton_matmul.product(values, weight, bias)
         return reference.linear(weight, bias)
 
-    def gated(weight: Tensor, bias: Tensor | None) -> Layer:
+    def gated(weight: Matrix, bias: Tensor | None) -> Layer:
         gate_up = linear(weight, bias)
         return lambda values: triton_activation.silu_mul(gate_up(values))
 
-    def head(weight: Tensor) -> Layer:
+    def head(weight: Matrix) -> Layer:
         scores = linear(weight)
         return lambda values: scores(values).float()
 

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagefleet_kernels.quantized import Matrix, round_rows
+
 _E4M3_MOST = 448.0
 
 
@@ -203,23 +205,26 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+def linear(weight: Matrix, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """Makes the layer y = x W^T + b; it takes [T, inputs] and gives [T, outputs].
 
     Args:
-        weight: [outputs, inputs].
+        weight: [outputs, inputs]; if it is quantized, x is too (see `quantized`).
         bias: [outputs].
     """
-    return lambda values: F.linear(values, weight, bias)
+    if isinstance(weight, Tensor):
+        return lambda values: F.linear(values, weight, bias)
+    product, wide_bias = weight.dequantized(), None if bias is None else bias.float()
+    return lambda values: F.linear(round_rows(values), product, wide_bias).to(values.dtype)
 
 
-def gated(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+def gated(weight: Matrix, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """Makes the layer `silu_mul`(x W^T + b); it gives half as many numbers as W has rows."""
     gate_up = linear(weight, bias)
     return lambda values: silu_mul(gate_up(values))
 
 
-def head(weight: Tensor) -> Callable[[Tensor], Tensor]:
+def head(weight: Matrix) -> Callable[[Tensor], Tensor]:
     """Makes the layer y = x W^T, whose y is float32."""
     scores = linear(weight)
     return lambda values: scores(values).float()

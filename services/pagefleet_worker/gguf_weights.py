@@ -1,10 +1,11 @@
-"""Weights in a GGUF file (ggml, docs/gguf.md), dequantized as they are copied.
+"""Weights in a GGUF file (ggml, docs/gguf.md), dequantized as they are copied, or as they are.
 
 GGUF stores the query and key rows of the `llama` architecture in the order of the original rotary
 embedding, which turns neighbouring dimensions (2i, 2i + 1) of a head; the decoder's turns
 (i, i + D/2), so those rows are put back.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,17 @@ import numpy as np
 import torch
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFReader, get_tensor_name_map
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 from torch import Tensor
 
+from pagefleet_kernels.quantized import Quantized
 from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.model_files import ModelError
 
 _READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+
+_GROUPED = ("Q8_0", "Q4_0", "Q4_1")
+"""Kinds whose blocks are groups of a `Quantized`."""
 
 _ARCHITECTURES = {name: architecture for architecture, name in MODEL_ARCH_NAMES.items()}
 
@@ -41,41 +47,71 @@ class GgufSource:
 
     def copy(self, name: str, target: Tensor) -> None:
         """Fill `target` with the tensor of this name in Hugging Face's terms; see `Source`."""
+        tensor = self._find(name, target.shape)
+        _dequantize_into(target, tensor, self._order(name, len(target)))
+
+    def quantized(self, name: str, shape: Sequence[int]) -> Quantized | None:
+        """The matrix of this name as the file has it; see `Source`."""
+        tensor = self._find(name, shape)
+        if tensor.tensor_type.name not in _GROUPED:
+            return None
+        matrix, order = _matrix(tensor.data, tensor.tensor_type.name), self._order(name, shape[0])
+        return matrix if order is None else matrix.rows(order.argsort())
+
+    def _find(self, name: str, shape: Sequence[int]) -> Any:
         stored = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
         tensor = self._tensors.get(stored)
         if tensor is None:
             raise ModelError(f"The weights lack the tensor {name!r} that the config asks for.")
-        _check(stored, tensor, target)
+        _check(stored, tensor, shape)
+        return tensor
+
+    def _order(self, name: str, rows: int) -> Tensor | None:
+        """Where each stored row belongs: int64 [rows]; None if they lie as they should."""
         heads = self._interleaved.get(name.split(".")[-2])
-        order = None if heads is None else _row_order(heads, target.shape[0])
-        _dequantize_into(target, tensor, order)
+        if heads is None:
+            return None
+        return torch.arange(rows).view(heads, 2, -1).transpose(1, 2).flatten()
 
 
-def _check(name: str, tensor: Any, target: Tensor) -> None:
+def _check(name: str, tensor: Any, wanted: Sequence[int]) -> None:
     kind = GGMLQuantizationType(tensor.tensor_type).name
     if kind not in _READABLE:
         raise ModelError(
             f"The tensor {name!r} is quantized as {kind}; readable are {', '.join(_READABLE)}."
         )
     shape = [int(size) for size in reversed(tensor.shape)]
-    if shape != list(target.shape):
+    if shape != list(wanted):
         raise ModelError(
-            f"The tensor {name!r} has the shape {shape}, but the config says {list(target.shape)}."
+            f"The tensor {name!r} has the shape {shape}, but the config says {list(wanted)}."
         )
 
 
-def _row_order(heads: int, rows: int) -> Tensor:
-    """Where each stored row belongs: int64 [rows]."""
-    return torch.arange(rows).view(heads, 2, -1).transpose(1, 2).flatten()
+def _matrix(stored: NDArray[np.uint8], kind: str) -> Quantized:
+    """Rows of blocks (ggml, ggml-common.h: `block_q8_0`, `block_q4_0`, `block_q4_1`)."""
+    size, factors = {"Q8_0": (34, 1), "Q4_0": (18, 1), "Q4_1": (20, 2)}[kind]
+    blocks = torch.from_numpy(stored.reshape(len(stored), -1, size).copy())
+    heads, numbers = blocks[..., : 2 * factors], blocks[..., 2 * factors :]
+    scales = heads.contiguous().view(torch.float16)
+    if kind == "Q8_0":
+        return Quantized(numbers.flatten(1) ^ 0x80, scales[..., 0])
+    numbers = torch.cat((numbers & 15, numbers >> 4), dim=-1)
+    minimums = scales[..., 1] if kind == "Q4_1" else -8 * scales[..., 0]
+    return Quantized(numbers.flatten(1), scales[..., 0], minimums)
+
+
+def _dequantize(stored: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
+    if kind.name in _GROUPED:
+        return _matrix(stored, kind.name).dequantized()
+    return torch.from_numpy(np.require(dequantize(stored, kind), np.float32, "W"))
 
 
 def _dequantize_into(target: Tensor, tensor: Any, order: Tensor | None) -> None:
     rows = target.shape[0]
     step = max(1, _PIECE_ELEMENTS * rows // target.numel())
     for first in range(0, rows, step):
-        stored = tensor.data[first : first + step]
-        values = np.require(dequantize(stored, tensor.tensor_type), np.float32, "W")
-        piece = torch.from_numpy(values).to(target.device, target.dtype)
+        values = _dequantize(tensor.data[first : first + step], tensor.tensor_type)
+        piece = values.to(target.device, target.dtype)
         if order is None:
             target[first : first + step] = piece
         else:

@@ -5,7 +5,7 @@ import logging
 import secrets
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -67,7 +67,12 @@ def load_engine(
     kernels = select(device, invariant=settings.batch_invariant)
     decoder: CausalModel
     if isinstance(config, DecoderConfig):
-        decoder = _load_decoder(folder, manifest, config, dtype, device, kernels, length, progress)
+        bits = _choose_bits(settings.quantization, manifest, device)
+        decoder = _load_decoder(manifest, config, dtype, device, kernels, length, bits, progress)
+    elif settings.quantization != "none":
+        raise ModelError(
+            f"--quantization does not work for {manifest.architecture} models yet; leave it out."
+        )
     else:
         from pagefleet_worker.adapter_loading import load_adapted
 
@@ -153,13 +158,13 @@ def _load_config(folder: Path, manifest: Manifest) -> ModelShape:
 
 
 def _load_decoder(
-    folder: Path,
     manifest: Manifest,
     config: DecoderConfig,
     dtype: torch.dtype,
     device: torch.device,
     kernels: Kernels,
     length: int,
+    bits: Sequence[int],
     progress: Callable[[], None],
 ) -> Decoder:
     def advance(loaded: int, total: int) -> None:
@@ -167,7 +172,7 @@ def _load_decoder(
         if loaded * 4 // total > (loaded - 1) * 4 // total:
             _log.info("%s: %d %% of the weights are loaded", manifest.name, 100 * loaded // total)
 
-    weights = load_weights(manifest.weights, config, dtype, device, advance, cache=folder)
+    weights = load_weights(manifest.weights, config, dtype, device, advance, bits)
     return Decoder(config, weights, kernels, length, progress)
 
 
@@ -236,6 +241,15 @@ def _choose_dtype(name: str, config: ModelShape, device: torch.device) -> torch.
     return _DTYPES.get(config.dtype or "float32", torch.float32)
 
 
+def _choose_bits(quantization: str, manifest: Manifest, device: torch.device) -> Sequence[int]:
+    """What matrices may have a number; none if they are not quantized."""
+    if quantization != "none" and device.type != "cpu":
+        raise ModelError("--quantization works on a CPU only; leave it out, or try --device cpu.")
+    if quantization == "gguf" and manifest.weights.kind != "gguf":
+        raise ModelError("--quantization gguf takes a .gguf file; try --quantization int8.")
+    return {"none": (), "int8": (8,), "gguf": (4, 8)}[quantization]
+
+
 def _choose_length(wanted: int | None, possible: int) -> int:
     if wanted is not None and wanted > possible:
         raise ModelError(
@@ -269,6 +283,8 @@ def _numerics_class(
                      "preempted may go on differently. Try another --dtype.")  # fmt: skip
         exact = False
     name = str(decoder.dtype).removeprefix("torch.")
+    if settings.quantization != "none":
+        name += f" {settings.quantization}"
     if decoder.kv_dtype != decoder.dtype:
         name += " kv-e4m3"
     computed_by = kernels.name

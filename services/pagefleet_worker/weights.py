@@ -6,26 +6,24 @@ the memory-mapped file, so that the model is never held twice. Names are those o
 Llama family; a source of another naming translates. Pickled weights are never read.
 """
 
-import logging
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor
 
 from pagefleet.manifest import Weights
+from pagefleet_kernels.quantized import Matrix, Quantized
 from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.gguf_weights import GgufSource
 from pagefleet_worker.model_files import ModelError
 
-_log = logging.getLogger(__name__)
-
 _READABLE = (torch.float32, torch.bfloat16, torch.float16)
+
+_EMBEDDING = "model.embed_tokens.weight"
 
 Progress = Callable[[int, int], None]
 """Told how many of how many tensors are loaded."""
@@ -36,11 +34,11 @@ class LayerWeights:
     """One decoder layer, matrices as [outputs, inputs]."""
 
     attention_norm: Tensor
-    qkv: Tensor
-    output: Tensor
+    qkv: Matrix
+    output: Matrix
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
     qkv_bias: Tensor | None = None
     output_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
@@ -51,7 +49,8 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """A whole decoder; `head` is `embedding` itself where the model ties them.
+    """A whole decoder; `head` is `embedding` itself where the model ties them and nothing is
+    quantized.
 
     Layers are read when they are taken, once: whoever makes something else of each never holds
     the model twice.
@@ -60,7 +59,7 @@ class DecoderWeights:
     embedding: Tensor
     layers: Iterable[LayerWeights]
     norm: Tensor
-    head: Tensor
+    head: Matrix
 
 
 class Source(Protocol):
@@ -68,6 +67,14 @@ class Source(Protocol):
 
     def copy(self, name: str, target: Tensor) -> None:
         """Fill `target`, of any floating dtype and device, with the tensor `name`.
+
+        Raises:
+            ModelError: there is none, or it has another shape.
+        """
+        ...
+
+    def quantized(self, name: str, shape: Sequence[int]) -> Quantized | None:
+        """The matrix `name` with the very numbers of the file, if they come in such groups.
 
         Raises:
             ModelError: there is none, or it has another shape.
@@ -91,6 +98,15 @@ class Fused:
             source.copy(prefix + name, part)
         return tensor
 
+    def quantize(self, source: Source, prefix: str, bits: Sequence[int]) -> Quantized:
+        """The matrix as the files have it, if they have it in so many `bits`; else in eight."""
+        assert self.columns is not None
+        found = [source.quantized(prefix + name, (rows, self.columns)) for name, rows in self.parts]
+        parts = [part for part in found if part is not None and part.bits in bits]
+        if len(parts) == len(self.parts) and len({part.bits for part in parts}) == 1:
+            return Quantized.stacked(parts)
+        return Quantized.of(self.load(source, prefix, torch.float32, torch.device("cpu")))
+
 
 def load_weights(
     files: Weights,
@@ -98,25 +114,29 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
-    cache: Path | None = None,
+    bits: Sequence[int] = (),
 ) -> DecoderWeights:
     """Load the weights of a prepared model; taking the layers from what is returned loads them.
 
-    Dequantized GGUF files are kept in the folder `cache`, if there is one: to read them again is
-    ten times as fast.
+    If `bits` has any, matrices are quantized: to eight bits, unless the files have them in others
+    that are among `bits`. The embedding is not.
 
     Raises:
         ModelError: the files do not hold what the config says; the layers raise it too.
+        ValueError: a matrix cannot be quantized.
     """
-    outer, inner = _outer_tensors(config), _layer_tensors(config)
-    source = _open(files, config, dtype, cache)
+    outer, inner = _outer_tensors(config, quantized=bool(bits)), _layer_tensors(config)
+    source = _open(files, config)
     loaded, total = 0, len(outer) + config.layers * len(inner)
 
     def load(tensors: dict[str, Fused], prefix: str) -> dict[str, Any]:
         nonlocal loaded
-        made = {}
+        made: dict[str, Matrix] = {}
         for field, fused in tensors.items():
-            made[field] = fused.load(source, prefix, dtype, device)
+            if bits and fused.columns is not None and field != "embedding":
+                made[field] = fused.quantize(source, prefix, bits)
+            else:
+                made[field] = fused.load(source, prefix, dtype, device)
             loaded += 1
             progress(loaded, total)
         return made
@@ -128,14 +148,15 @@ def load_weights(
     return DecoderWeights(layers=layers, **{"head": rest["embedding"], **rest})
 
 
-def _outer_tensors(config: DecoderConfig) -> dict[str, Fused]:
+def _outer_tensors(config: DecoderConfig, *, quantized: bool) -> dict[str, Fused]:
     vocabulary, hidden = config.vocab_size, config.hidden_size
     tensors = {
-        "embedding": Fused((("model.embed_tokens.weight", vocabulary),), hidden),
+        "embedding": Fused(((_EMBEDDING, vocabulary),), hidden),
         "norm": Fused((("model.norm.weight", hidden),)),
     }
-    if not config.tied_embeddings:
-        tensors["head"] = Fused((("lm_head.weight", vocabulary),), hidden)
+    if quantized or not config.tied_embeddings:
+        name = _EMBEDDING if config.tied_embeddings else "lm_head.weight"
+        tensors["head"] = Fused(((name, vocabulary),), hidden)
     return tensors
 
 
@@ -163,43 +184,12 @@ def _layer_tensors(config: DecoderConfig) -> dict[str, Fused]:
     return tensors
 
 
-def _open(files: Weights, config: DecoderConfig, dtype: torch.dtype, cache: Path | None) -> Source:
+def _open(files: Weights, config: DecoderConfig) -> Source:
     if files.kind == "safetensors":
         return SafetensorsSource(files.paths)
     if files.kind == "gguf":
-        path = Path(files.paths[0])
-        if cache is None:
-            return GgufSource(path, config)
-        return _dequantized(path, config, dtype, cache)
+        return GgufSource(Path(files.paths[0]), config)
     raise ModelError("This model has no weights: it runs with --engine echo or --engine sim.")
-
-
-def _dequantized(gguf: Path, config: DecoderConfig, dtype: torch.dtype, cache: Path) -> Source:
-    """The same tensors in `dtype`, from a file in `cache` that is made unless it is there."""
-    path = cache / f"dequantized-{str(dtype).removeprefix('torch.')}.safetensors"
-    if not path.exists():
-        source, made = GgufSource(gguf, config), path.with_name(f".{os.getpid()}-{path.name}")
-        try:
-            save_file(_parts(source, config, dtype), made)
-            made.replace(path)
-        except (OSError, SafetensorError) as error:
-            made.unlink(missing_ok=True)
-            _log.warning("dequantized weights are not kept for the next start: %s", error)
-            return source
-    return SafetensorsSource((str(path),))
-
-
-def _parts(source: Source, config: DecoderConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Every tensor of a model by its name, none of them fused."""
-    tables = {f"model.layers.{index}.": _layer_tensors(config) for index in range(config.layers)}
-    made = {}
-    for prefix, tensors in {"": _outer_tensors(config), **tables}.items():
-        for fused in tensors.values():
-            for name, rows in fused.parts:
-                shape = [rows] if fused.columns is None else [rows, fused.columns]
-                made[prefix + name] = torch.empty(shape, dtype=dtype)
-                source.copy(prefix + name, made[prefix + name])
-    return made
 
 
 class SafetensorsSource:
@@ -222,3 +212,7 @@ class SafetensorsSource:
                 f"says {list(target.shape)}."
             )
         target.copy_(tensor)
+
+    def quantized(self, name: str, shape: Sequence[int]) -> Quantized | None:
+        """None: no file of this kind has such groups."""
+        return None

@@ -105,6 +105,9 @@ class GatewaySettings(ModelSettings):
     max_choices: int = setting(
         MAX_CHOICES, "choices (n, best_of, beams) that a prompt may have", least=1, most=MAX_CHOICES
     )
+    strict_openai: bool = setting(
+        False, "end answers only for reasons that the OpenAI API knows: a deadline is a length"
+    )
     otlp_traces_endpoint: str | None = setting(
         None, "URL of an OpenTelemetry collector, for example http://localhost:4318/v1/traces"
     )
@@ -139,6 +142,9 @@ class SchedulerSettings:
     max_num_queued_tokens: int = setting(
         1 << 24, "tokens of prompts that may wait; more are refused", least=1
     )
+    tap_endpoint: str | None = setting(
+        None, "where `pagefleet tap` reads all messages, for example ipc:///tmp/pagefleet-tap"
+    )
     worker_wait: float = setting(30.0, "seconds that requests wait for a first worker", least=0)
 
 
@@ -153,6 +159,11 @@ class WorkerSettings(ModelSettings):
     device: str = setting("auto", "auto, cpu or cuda")
     dtype: str = setting(
         "auto", "of weights and activations", choices=("auto", "float32", "bfloat16", "float16")
+    )
+    quantization: str = setting(
+        "none",
+        "of matrices on a CPU: int8, or gguf to take a .gguf file's own 4 or 8 bits",
+        choices=("none", "int8", "gguf"),
     )
     threads: int | None = setting(None, "cores to compute with; all by default", least=1)
     block_size: int = setting(16, "tokens a block holds", least=1, most=256)

@@ -1,6 +1,6 @@
 import random
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,16 +24,20 @@ CPU = torch.device("cpu")
 BLOCK_SIZE, BLOCKS = 8, 200
 LONGEST = 150
 
+QUANTIZATIONS = pytest.mark.parametrize("bits", [(), (8,)], ids=["plain", "int8"])
+
 Prepared = Callable[[str], Path]
 
 
 class Model:
     """A decoder with a pool, which computes whole sequences in any schedule."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype = torch.float32, bits: Sequence[int] = ()
+    ) -> None:
         config = load_config(folder)
         files = Manifest.load(folder).weights
-        weights = load_weights(files, config, dtype, CPU, lambda loaded, total: None)
+        weights = load_weights(files, config, dtype, CPU, lambda loaded, total: None, bits)
         self.layers = 0
         self.decoder = Decoder(config, weights, select(CPU), LONGEST, self._count)
         self.pool = make_pool(config, BLOCKS, BLOCK_SIZE, dtype, CPU)
@@ -102,12 +106,17 @@ def test_logits_are_transformers(
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
+@QUANTIZATIONS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
 def test_bits_do_not_depend_on_the_batch(
-    name: str, dtype: torch.dtype, prepared_model: Prepared, generator: random.Random
+    name: str,
+    dtype: torch.dtype,
+    bits: Sequence[int],
+    prepared_model: Prepared,
+    generator: random.Random,
 ) -> None:
-    model = Model(prepared_model(name), dtype)
+    model = Model(prepared_model(name), dtype, bits)
     prompts = random_prompts(generator, 6)
     alone = [model.logits([prompt], lambda: LONGEST, generator)[0] for prompt in prompts]
     assert all(logits.isfinite().all() for logits in alone)
@@ -116,13 +125,18 @@ def test_bits_do_not_depend_on_the_batch(
             assert torch.equal(together, expected)
 
 
+@QUANTIZATIONS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llama-biases", "mistral", "qwen3"])
 @torch.inference_mode()
 def test_all_layers_at_once_are_the_layers_one_by_one(
-    name: str, dtype: torch.dtype, prepared_model: Prepared, generator: random.Random
+    name: str,
+    dtype: torch.dtype,
+    bits: Sequence[int],
+    prepared_model: Prepared,
+    generator: random.Random,
 ) -> None:
-    model = Model(prepared_model(name), dtype)
+    model = Model(prepared_model(name), dtype, bits)
     prompts = random_prompts(generator, 4)
     at_once = model.logits(prompts, lambda: generator.randint(1, 40), generator)
     by_layer = model.decoder.hidden_by_layer

@@ -261,6 +261,9 @@ def test_facts(prepared_model: Prepared) -> None:
     assert longer.max_model_len == 300
     other = load_engine(folder, replace(SETTINGS, dtype="bfloat16"), lambda: None).facts
     assert other.numerics != facts.numerics
+    quantized = load_engine(folder, replace(SETTINGS, quantization="int8"), lambda: None).facts
+    assert "float32 int8" in quantized.numerics
+    assert "inexact" not in quantized.numerics
 
 
 @pytest.mark.parametrize("length", [512, 100])
@@ -275,6 +278,11 @@ def test_the_largest_step_can_be_computed(length: int, prepared_model: Prepared)
 def test_a_device_that_is_not_there(prepared_model: Prepared) -> None:
     with pytest.raises(ModelError, match="no device 'tpu'"):
         load_engine(prepared_model("llama"), replace(SETTINGS, device="tpu"), lambda: None)
+
+
+def test_quantization_that_the_files_do_not_have(prepared_model: Prepared) -> None:
+    with pytest.raises(ModelError, match="--quantization gguf takes a"):
+        load_engine(prepared_model("llama"), replace(SETTINGS, quantization="gguf"), lambda: None)
 
 
 def test_a_length_that_the_model_does_not_have(prepared_model: Prepared) -> None:

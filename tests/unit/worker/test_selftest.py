@@ -21,6 +21,7 @@ class Careless:
         self._model, self._most = model, most
         self.config: ModelShape = model.config
         self.dtype, self.device = model.dtype, model.device
+        self.kv_dtype = model.kv_dtype
 
     def hidden(self, batch: Batch, pool: Tensor) -> Tensor:
         hidden = self._model.hidden(batch, pool)

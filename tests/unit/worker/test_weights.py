@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from pagefleet.manifest import Weights
+from pagefleet_kernels.quantized import Quantized
 from pagefleet_worker.config import DecoderConfig, parse_config
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.weights import DecoderWeights, load_weights
@@ -35,6 +36,8 @@ PARTS = {
     "down_bias": ("mlp.down_proj.bias",),
 }
 
+MATRICES = ("qkv", "output", "gate_up", "down")
+
 
 def config_of(folder: Path) -> DecoderConfig:
     return parse_config(json.loads((folder / "config.json").read_text()))
@@ -48,9 +51,9 @@ def load(
     files: Weights,
     config: DecoderConfig,
     dtype: torch.dtype = torch.float32,
-    cache: Path | None = None,
+    bits: Sequence[int] = (),
 ) -> DecoderWeights:
-    weights = load_weights(files, config, dtype, CPU, lambda loaded, total: None, cache)
+    weights = load_weights(files, config, dtype, CPU, lambda loaded, total: None, bits)
     return replace(weights, layers=tuple(weights.layers))
 
 
@@ -190,26 +193,56 @@ def test_gguf(name: str, head_dim: int, tmp_path: Path) -> None:
     assert_equal(weights, model.state_dict())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gguf_file_is_dequantized_once(dtype: torch.dtype, tmp_path: Path) -> None:
-    folder = make_model("qwen2", tmp_path / "hf")
-    path, cache = write_gguf(tmp_path / "model.gguf", folder, ["Q8_0", "F16"]), tmp_path / "cache"
-    files = Weights("gguf", (str(path),))
+@pytest.mark.parametrize(
+    ("kinds", "bits", "kept"),
+    [
+        (["Q8_0"], (8,), 8),
+        (["Q8_0"], (4, 8), 8),
+        (["Q4_0", "Q4_1"], (4, 8), 4),
+        (["Q4_0", "Q4_1"], (8,), None),
+        (["Q4_1", "Q8_0", "F16"], (4, 8), None),
+    ],
+)
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_quantized_gguf(
+    name: str, kinds: list[str], bits: tuple[int, ...], kept: int | None, tmp_path: Path
+) -> None:
+    """Matrices are those of the file where it has all parts in the same bits, else in eight."""
+    folder = make_model(name, tmp_path / "hf")
+    path = write_gguf(tmp_path / "model.gguf", folder, kinds)
+    files, config = Weights("gguf", (str(path),)), config_of(folder)
+    plain, quantized = load(files, config), load(files, config, bits=bits)
+    assert isinstance(quantized.embedding, Tensor)
+    pairs = [(plain.head, quantized.head)]
+    for layer, same in zip(plain.layers, quantized.layers, strict=True):
+        assert torch.equal(layer.attention_norm, same.attention_norm)
+        pairs += [(getattr(layer, name), getattr(same, name)) for name in MATRICES]
+    for weight, matrix in pairs:
+        assert isinstance(weight, Tensor)
+        assert isinstance(matrix, Quantized)
+        if kept is None:
+            assert (matrix.dequantized() - weight).abs().max() <= weight.abs().max() / 250
+        else:
+            assert matrix.bits == kept
+            assert torch.equal(matrix.dequantized(), weight)
 
-    def loaded() -> list[Tensor]:
-        weights = load(files, config_of(folder), dtype, cache)
-        layers = [getattr(layer, field.name) for layer in weights.layers for field in fields(layer)]
-        return [weights.embedding, weights.norm, weights.head, *filter(torch.is_tensor, layers)]
 
-    expected = loaded()
-    assert not cache.exists()
-    cache.mkdir()
-    first = loaded()
-    path.write_bytes(b"")
-    for again in (first, loaded()):
-        assert len(again) == len(expected)
-        assert all(map(torch.equal, again, expected))
-    assert len(list(cache.iterdir())) == 1
+@pytest.mark.parametrize("name", ["llama", "llama-tied"])
+def test_quantized_safetensors(name: str, small_model: Callable[[str], Path]) -> None:
+    folder = small_model(name)
+    plain, quantized = (
+        load(files_of(folder), config_of(folder), torch.bfloat16, bits) for bits in ((), (8,))
+    )
+    for weights, matrices in [
+        (plain, quantized),
+        *zip(plain.layers, quantized.layers, strict=True),
+    ]:
+        for field in fields(matrices):
+            matrix = getattr(matrices, field.name)
+            if isinstance(matrix, Quantized):
+                weight = getattr(weights, field.name).float()
+                assert (matrix.dequantized() - weight).abs().max() <= weight.abs().max() / 120
+    assert isinstance(quantized.head, Quantized)
 
 
 def test_gguf_of_an_unreadable_kind(tmp_path: Path) -> None:

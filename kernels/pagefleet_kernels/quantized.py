@@ -1,0 +1,111 @@
+"""Matrices of a few bits a number, in groups that share a scale, as GGUF's simpler blocks are.
+
+An output's weights are cut into groups of GROUP inputs. Of each group there is a float16 scale, and
+with four bits a float16 minimum too; a weight is
+
+    scale * (number - 128)        eight bits (Q8_0)
+    scale * number + minimum      four bits (Q4_1, and Q4_0 with a minimum of -8 scales)
+
+Products with such a matrix take their inputs in eight bits as well, quantized row by row as they
+come, so that whole groups are multiplied in integers (as llama.cpp does, and in the spirit of
+Dettmers et al., "LLM.int8()", NeurIPS 2022, with groups in the place of its outliers).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+GROUP = 32
+"""Inputs that share a scale."""
+
+_LARGEST = 127
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A matrix of [outputs, inputs].
+
+    numbers: uint8 [outputs, inputs], below 16 if there are minimums.
+    scales: float16 [outputs, inputs / GROUP].
+    minimums: the same, or None where numbers have eight bits.
+    """
+
+    numbers: Tensor
+    scales: Tensor
+    minimums: Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """Outputs and inputs."""
+        return self.numbers.shape
+
+    @property
+    def bits(self) -> int:
+        """Of a number."""
+        return 8 if self.minimums is None else 4
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Self:
+        """The nearest matrix of eight bits.
+
+        Raises:
+            ValueError: its inputs do not come in whole groups.
+        """
+        numbers, scales = quantize_rows(weight, torch.float16)
+        return cls((numbers.to(torch.int16) + 128).to(torch.uint8), scales)
+
+    @classmethod
+    def stacked(cls, parts: "Sequence[Quantized]") -> Self:
+        """Matrices of the same inputs and bits, one below the other."""
+        minimums = [part.minimums for part in parts if part.minimums is not None]
+        return cls(
+            torch.cat([part.numbers for part in parts]),
+            torch.cat([part.scales for part in parts]),
+            torch.cat(minimums) if minimums else None,
+        )
+
+    def rows(self, order: Tensor) -> "Quantized":
+        """Some outputs, or all in another order."""
+        minimums = None if self.minimums is None else self.minimums[order]
+        return Quantized(self.numbers[order], self.scales[order], minimums)
+
+    def dequantized(self) -> Tensor:
+        """The weights in float32."""
+        groups = self.numbers.view(len(self.numbers), -1, GROUP).float()
+        scales = self.scales.float().unsqueeze(-1)
+        if self.minimums is None:
+            weights = (groups - 128) * scales
+        else:
+            weights = groups * scales + self.minimums.float().unsqueeze(-1)
+        return weights.flatten(1)
+
+
+Matrix: TypeAlias = Tensor | Quantized
+"""[outputs, inputs], plain or quantized."""
+
+
+def quantize_rows(values: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[rows, inputs] as int8 [rows, inputs] times scales [rows, inputs / GROUP].
+
+    Raises:
+        ValueError: the inputs do not come in whole groups.
+    """
+    if values.shape[1] % GROUP:
+        raise ValueError(
+            f"Rows of {values.shape[1]} numbers cannot be quantized: it is no multiple of {GROUP}."
+        )
+    groups = values.float().view(len(values), -1, GROUP)
+    scales = (groups.abs().amax(-1, keepdim=True) / _LARGEST).to(scale_dtype)
+    tiny = scales.float() < torch.finfo(torch.float32).tiny
+    factors = torch.where(tiny, 0.0, 1.0 / scales.float())
+    numbers = (groups * factors).round_().clamp_(-_LARGEST, _LARGEST).to(torch.int8)
+    return numbers.flatten(1), scales.squeeze(-1)
+
+
+def round_rows(values: Tensor) -> Tensor:
+    """What is left of [rows, inputs] in eight bits, as float32."""
+    numbers, scales = quantize_rows(values, torch.float32)
+    return (numbers.view(*scales.shape, GROUP) * scales.unsqueeze(-1)).flatten(1)
