@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from pagefleet_launcher import chat, serve, top
+from pagefleet_launcher import chat, serve, tap, top
 from pagefleet_launcher.commands import SERVICES, service
 
 USAGE = """\
@@ -16,6 +16,7 @@ usage: pagefleet COMMAND [OPTIONS]
   scheduler  the scheduler: decides what every worker computes next
   worker     one worker: a model and its pool of KV blocks
   chat       talk to a running cell
+  tap        what the processes of a running cell say to each other
   top        how the memory of a running cell is used, and who waits for it
 
 pagefleet COMMAND --help tells a command's options; every option has an environment variable.
@@ -29,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return serve.main(arguments)
         case ["chat", *arguments]:
             return chat.main(arguments)
+        case ["tap", *arguments]:
+            return tap.main(arguments)
         case ["top", *arguments]:
             return top.main(arguments)
         case [name, *arguments] if name in SERVICES:

@@ -24,6 +24,7 @@ from pagefleet.wire import (
 )
 from pagefleet_scheduler.core import Arrived, Lost, Scheduler
 from pagefleet_scheduler.queue import Room
+from pagefleet_scheduler.tap import Tap, TappedHub
 from pagefleet_scheduler.watch import ProcessWatch
 
 log = logging.getLogger(__name__)
@@ -40,8 +41,9 @@ class Server:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._gateways = Hub(settings.gateway_endpoint, context)
-        self._workers = Hub(settings.worker_endpoint, context)
+        self._tap = Tap(settings.tap_endpoint, context) if settings.tap_endpoint else None
+        self._gateways = self._hub(settings.gateway_endpoint, context, b"gateway")
+        self._workers = self._hub(settings.worker_endpoint, context, b"worker")
         self._hub_of: dict[bytes, Hub] = {}
         self._watch = ProcessWatch()
         self._woken, self._waker = socket.socketpair()
@@ -61,6 +63,11 @@ class Server:
             drafts=settings.speculative_ngram,
         )
 
+    def _hub(self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]", side: bytes) -> Hub:
+        if self._tap is None:
+            return Hub(endpoint, context)
+        return TappedHub(endpoint, context, side, self._tap)
+
     def run(self) -> None:
         """Serve until a signal says stop."""
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -73,6 +80,8 @@ class Server:
             self._tell_of_stall()
         self._gateways.close()
         self._workers.close()
+        if self._tap is not None:
+            self._tap.close()
         self._notifier.close()
         log.info("stopped")
 

@@ -1,0 +1,57 @@
+"""A tap on the traffic of the cell: all that the scheduler hears and says, for `pagefleet tap`.
+
+What is published has four parts: `>` (to the scheduler) or `<` (from it), `gateway` or `worker`,
+the peer's identity, and the frame as it is on the wire. The scheduler waits for no reader: one that
+is slow misses some.
+"""
+
+import zmq
+
+from pagefleet.transport import EndpointError, Hub, check_endpoint
+
+
+class Tap:
+    """Publishes at `endpoint`.
+
+    Raises:
+        EndpointError: it cannot be listened on.
+    """
+
+    def __init__(self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self._socket = context.socket(zmq.PUB)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        try:
+            self._socket.bind(check_endpoint(endpoint))
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise EndpointError(f"{endpoint}: cannot listen there: {error}") from error
+
+    def publish(self, *parts: bytes) -> None:
+        """Give all readers a frame and where it goes."""
+        self._socket.send_multipart(parts, zmq.DONTWAIT)
+
+    def close(self) -> None:
+        """Publish no more."""
+        self._socket.close()
+
+
+class TappedHub(Hub):
+    """A hub whose traffic is published; `side` is what its peers are."""
+
+    def __init__(
+        self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]", side: bytes, tap: Tap
+    ) -> None:
+        super().__init__(endpoint, context)
+        self._side, self._tap = side, tap
+
+    def receive(self) -> list[tuple[bytes, bytes]]:
+        """As `Hub.receive`."""
+        arrived = super().receive()
+        for peer, frame in arrived:
+            self._tap.publish(b">", self._side, peer, frame)
+        return arrived
+
+    def send(self, identity: bytes, frame: bytes) -> bool:
+        """As `Hub.send`."""
+        self._tap.publish(b"<", self._side, identity, frame)
+        return super().send(identity, frame)
