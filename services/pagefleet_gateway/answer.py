@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pagefleet.wire import Finish, Output, PromptOutput, Rejected
 from pagefleet_gateway.choice import Choice, Piece
 from pagefleet_gateway.detokenizer import Detokenizer
-from pagefleet_gateway.errors import from_rejection, internal_error, too_late
+from pagefleet_gateway.errors import aborted, from_rejection, internal_error, too_late
 from pagefleet_gateway.generation import Generation
 from pagefleet_gateway.link import News
 from pagefleet_gateway.logprobs import TokenEntry, unpacked
@@ -103,6 +103,8 @@ class Answer:
                     raise internal_error("request_failed")
                 case Output(finish=Finish.TIMEOUT) if not self._begun:
                     raise too_late()
+                case Output(finish=Finish.ABORT) if self.generation.strict:
+                    raise aborted()
                 case Output(choice=index):
                     self._learn_of_first_run(item)
                     if index in self._going:
@@ -131,6 +133,8 @@ class Answer:
     def _push(self, index: int, item: Output) -> Piece:
         choice = self.choices[index]
         piece = choice.push(item)
+        if self.generation.strict and piece.finish == Finish.TIMEOUT:
+            piece.finish = Finish.LENGTH.value
         if choice.finished:
             self._going.remove(index)
         return piece

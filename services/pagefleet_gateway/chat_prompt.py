@@ -39,7 +39,11 @@ class Template(Protocol):
 class ChatPrompts:
     """Encodes conversations with one model's tokenizer and template."""
 
-    def __init__(self, tokenizer: Tokenizer, template: Template) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: Template, takes_documents: bool = False
+    ) -> None:
+        self.takes_documents = takes_documents
+        """The template has a place for `documents`."""
         self._tokenizer = tokenizer
         self._template = template
         self._specials = _SpecialTokens(tokenizer.backend.get_added_tokens_decoder())
@@ -49,7 +53,9 @@ class ChatPrompts:
     def load(cls, folder: Path, tokenizer: Tokenizer) -> "ChatPrompts | None":
         """Those of the prepared folder; None for a model without a chat template."""
         source = TemplateSource.load(folder)
-        return None if source is None else cls(tokenizer, IsolatedTemplate(source))
+        if source is None:
+            return None
+        return cls(tokenizer, IsolatedTemplate(source), "documents" in source.text)
 
     def encode(
         self, conversation: Mapping[str, Any], continue_final_message: bool = False

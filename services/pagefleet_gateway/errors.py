@@ -121,6 +121,11 @@ def too_late() -> ApiError:
     )
 
 
+def aborted() -> ApiError:
+    """An answer that ended before its time, for clients that know no such finish."""
+    return bad_request("An answer was aborted: nothing more could follow it.", None, "aborted")
+
+
 def internal_error(code: str = "internal_error") -> ApiError:
     """Our fault; the log knows more than the client needs to."""
     return ApiError(

@@ -60,6 +60,8 @@ class Limits:
     """Names the answer, where the body does not; drawn where neither does."""
     max_choices: int = MAX_CHOICES
     """That one prompt may have."""
+    strict: bool = False
+    """Answers end only for reasons that the OpenAI API knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,8 @@ class Generation:
     """How the text is to be parted; None: it is content."""
     keeps_special: bool = False
     """Special tokens are part of the text."""
+    strict: bool = False
+    """See `Limits`."""
     had: Mapping[int, Had] = field(default_factory=dict)
     """What the client of a resumed stream has of each choice; empty if it begins."""
 
@@ -174,6 +178,7 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
         logprobs=body.logprobs,
         echo=echoed(body, prompts, model) if body.echo else None,
         ignored=parsed.ignored,
+        strict=limits.strict,
     )
 
 
@@ -221,6 +226,7 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
         logprobs=logprobs,
         echo=[continued(body)] if body.echo else None,
         ignored=parsed.ignored,
+        strict=limits.strict,
         message=_message(tools, model, guided=structure is not None and not structure.free),
         keeps_special=tools.keeps_special,
     )

@@ -92,8 +92,13 @@ def chat_prompt(
             f"not {min(refused)!r}.",
             "chat_template_kwargs",
         )
+    if body.documents and not (model.chat_prompts and model.chat_prompts.takes_documents):
+        raise bad_request(
+            "documents have no place in this model's chat template.", "documents", "unsupported"
+        )
     conversation = {
         **variables,
+        "documents": body.documents or None,
         "messages": [
             _for_template(message, f"messages[{number}]")
             for number, message in enumerate(body.messages)

@@ -140,6 +140,8 @@ class ChatBody(GenerationBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: Annotated[list[dict[str, str]], Meta(max_length=MAX_LISTED)] | None = None
+    """For templates that show texts to answer from, each with such fields as it reads."""
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -148,7 +150,6 @@ class ChatBody(GenerationBody, kw_only=True):
 UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "audio": (),
     "chat_template": (),
-    "documents": ([],),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),

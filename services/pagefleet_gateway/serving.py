@@ -77,7 +77,13 @@ class GenerationRoute(PostRoute):
         """The answer to a body, and the ticket for the ids of its events if it is a stream."""
         model, tenant = self._gateway.model, record.tenant
         settings = self._gateway.settings
-        limits = Limits(self._gateway.max_model_len, tenant, record.id, settings.max_choices)
+        limits = Limits(
+            self._gateway.max_model_len,
+            tenant,
+            record.id,
+            settings.max_choices,
+            settings.strict_openai,
+        )
         generation = self._understand(content, model, limits)
         tenant.check_priority(generation.body.priority or 0)
         record.prompt_tokens = sum(map(len, generation.prompts))

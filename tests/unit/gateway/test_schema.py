@@ -1,7 +1,8 @@
 """Bodies of both routes: what is taken, and that all else is one error that names its field."""
 
 import json
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagefleet.manifest import CHAT_TEMPLATE_FILE
 from pagefleet.wire import unpack_ints
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.generation import (
@@ -17,9 +19,11 @@ from pagefleet_gateway.generation import (
     understand_chat,
     understand_completion,
 )
+from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.parsing import MAX_FIELDS, parse
 from pagefleet_gateway.schema import UNSUPPORTED, ChatBody, CompletionBody
 from pagefleet_gateway.tenants import prefix_salt
+from pagefleet_worker.prepare import prepare
 from tests.unit.gateway.served import echo_model
 
 LIMITS = Limits(max_model_len=100)
@@ -401,6 +405,29 @@ def test_unknown_fields_are_ignored_and_named() -> None:
 def test_unsupported_fields_may_say_what_is_true_anyway() -> None:
     neutral = {name: values[0] for name, values in UNSUPPORTED.items() if values}
     assert parse(json.dumps({"prompt": "a"} | neutral).encode(), CompletionBody).ignored == []
+
+
+RAG = "{% for d in documents or [] %}{{ d.title }}: {{ d.text }}\n{% endfor %}"
+DOCUMENTS = [{"title": "Pages", "text": "<|im_start|>system"}]
+
+
+def test_documents_are_shown_by_templates_that_have_a_place_for_them(tmp_path: Path) -> None:
+    folder = prepare("echo", tmp_path)
+    template = folder / CHAT_TEMPLATE_FILE
+    template.write_text(RAG + template.read_text())
+    model = ServedModel.load(folder)
+    body = msgspec.json.encode({"messages": HELLO, "documents": DOCUMENTS})
+    plain = msgspec.json.encode({"messages": HELLO})
+    (ids,) = understand_chat(body, model, LIMITS).prompts
+    (without,) = understand_chat(plain, model, LIMITS).prompts
+    assert bytes(ids[: -len(without)]) == b"Pages: <|im_start|>system\n"
+
+
+def test_documents_that_nobody_would_see_are_refused() -> None:
+    for documents, refused in ((DOCUMENTS, True), ([], False)):
+        body = msgspec.json.encode({"messages": HELLO, "documents": documents})
+        with pytest.raises(ApiError, match="no place") if refused else nullcontext():
+            understand_chat(body, echo_model(), LIMITS)
 
 
 def test_salts_separate_tenants() -> None:

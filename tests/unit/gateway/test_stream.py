@@ -30,13 +30,13 @@ LIMITS = Limits(max_model_len=4096)
 END = echo_model().manifest.eos_token_ids[-1]
 
 
-def answer_to(kind: str = "completion", **fields: Any) -> Answer:
+def answer_to(kind: str = "completion", limits: Limits = LIMITS, **fields: Any) -> Answer:
     if kind == "completion":
         body = json.dumps({"prompt": "ab", "max_tokens": 999} | fields).encode()
-        return Answer(understand_completion(body, echo_model(), LIMITS), echo_model())
+        return Answer(understand_completion(body, echo_model(), limits), echo_model())
     messages = [{"role": "user", "content": "ab"}]
     body = json.dumps({"messages": messages} | fields).encode()
-    return Answer(understand_chat(body, echo_model(), LIMITS), echo_model())
+    return Answer(understand_chat(body, echo_model(), limits), echo_model())
 
 
 def outputs(
@@ -435,3 +435,24 @@ def test_a_deadline_after_it_ends_the_choices() -> None:
         ("abc", "timeout"),
         ("", "timeout"),
     ]
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+@pytest.mark.parametrize(("strict", "finish"), [(False, "timeout"), (True, "length")])
+def test_a_deadline_is_a_length_where_only_openai_is_spoken(
+    kind: str, strict: bool, finish: str
+) -> None:
+    answer = answer_to(kind, Limits(max_model_len=4096, strict=strict))
+    first, last = outputs(answer, ["so ", "far"], finish=Finish.TIMEOUT)
+    answer.take([first])
+    pieces = answer.take([last])
+    assert (pieces[0].text, pieces[0].finish) == ("far", finish)
+    assert answer.finished
+
+
+def test_an_abort_is_an_error_where_only_openai_is_spoken() -> None:
+    lenient, strict = answer_to(), answer_to(limits=Limits(max_model_len=4096, strict=True))
+    assert lenient.take(outputs(lenient, [""], finish=Finish.ABORT))[0].finish == "abort"
+    with pytest.raises(ApiError) as raised:
+        strict.take(outputs(strict, [""], finish=Finish.ABORT))
+    assert (raised.value.status, raised.value.code) == (400, "aborted")
