@@ -48,6 +48,8 @@ class Answer:
     error: str | None = None
     """What ended it before its time."""
     whole: bool = False
+    last_id: str = ""
+    """Of the last event that is in it."""
 
     @property
     def tokens(self) -> int:
@@ -101,12 +103,15 @@ async def ask(
     question: Question,
     watch: Callable[[Answer], None] = lambda answer: None,
     patience: float = 120.0,
+    begun: Answer | None = None,
 ) -> Answer:
     """Send a question and take its answer in; `watch` sees it after every piece.
 
-    It does not raise: what goes wrong is the answer's `error`.
+    It does not raise: what goes wrong is the answer's `error`. What has `begun` goes on behind the
+    last event that it has.
     """
-    answer = Answer(question)
+    answer = begun or Answer(question)
+    answer.error = None
     try:
         async with asyncio.timeout(patience):
             await _exchange(server, answer, watch)
@@ -122,7 +127,7 @@ async def _exchange(server: Server, answer: Answer, watch: Callable[[Answer], No
     connection = h11.Connection(h11.CLIENT)
     reader, writer = await asyncio.open_connection(server.host, server.port)
     try:
-        writer.write(server.message(connection, answer.question.body))
+        writer.write(server.message(connection, answer.question.body, answer.last_id))
         if answer.question.stream:
             await _take_events(EventStream(connection), reader, answer, watch)
         else:
@@ -142,6 +147,7 @@ async def _take_events(
         for payload in events.feed(received):
             answer.add(payload)
             watch(answer)
+        answer.last_id = events.last_id or answer.last_id
     events.feed(b"")
 
 

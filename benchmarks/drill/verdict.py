@@ -33,8 +33,10 @@ class Verdict:
     answers: list[Answer]
     injuries: list[Injury]
     lines: list[tuple[float, str]]
+    resumed: int
+    """Times that a client whose gateway was gone went on by `Last-Event-ID`."""
     reconnects: int
-    """Streams that a client asked for once more because its gateway was gone."""
+    """Times that it asked from the beginning, since nothing had come yet."""
     blocks: dict[str, int]
     """By state, at the end, idle."""
     descriptors: dict[str, int]
@@ -108,7 +110,8 @@ class Verdict:
             ("minutes of faults", f"{(self.ended - self.began) / 60:.1f}"),
             ("injuries", injured or "none"),
             *((name, str(self.verdicts[name])) for name in (LOST, REPEATED, WRONG, REFUSED)),
-            ("asked again, their gateway gone", str(self.reconnects)),
+            ("resumed, their gateway gone", str(self.resumed)),
+            ("asked again, their gateway gone at once", str(self.reconnects)),
             ("blocks held at the end", str(self.blocks.get("used", 0))),
             ("descriptors leaked", str(leaked) + (f" {self.descriptors}" if leaked else "")),
             ("idle and healthy at the end", "yes" if self.idle else "no"),

@@ -64,13 +64,18 @@ def understand(recording: Recording) -> Outcome:
 class EventStream:
     """Bytes of an HTTP/1.1 response in, payloads of its server-sent events out.
 
-    `connection` has sent the request. OpenAI's servers put one JSON object on one `data:` line.
+    `connection` has sent the request. OpenAI's servers put one JSON object on one `data:` line. An
+    event counts when it is whole, with the empty line behind it.
     """
 
     def __init__(self, connection: h11.Connection) -> None:
         self._http = connection
+        self.last_id = ""
+        """Of the last event that was given out; empty if none had an id."""
         self._status = 0
         self._unfinished = b""
+        self._id = ""
+        self._data: list[bytes] = []
 
     def feed(self, received: bytes) -> list[bytes]:
         """Take what was received (nothing: the server closed) and give the new payloads.
@@ -100,7 +105,17 @@ class EventStream:
             self._unfinished += data
             return []
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        payloads: list[bytes] = []
+        for line in lines:
+            name, _, value = line.strip().partition(b":")
+            if name == b"id":
+                self._id = value.strip().decode()
+            elif name == b"data":
+                self._data.append(value.strip())
+            elif not line.strip():
+                payloads += self._data
+                self._data, self.last_id = [], self._id
+        return payloads
 
     def _check_status(self) -> None:
         if self._status != 200:

@@ -37,8 +37,8 @@ class Server:
             raise ValueError(f"{url!r} is no URL of a server; write for example http://host:8000")
         return cls(parts.hostname, parts.port or 80, parts.path.rstrip("/"))
 
-    def message(self, connection: h11.Connection, body: bytes) -> bytes:
-        """The bytes of an HTTP request for a streamed completion."""
+    def message(self, connection: h11.Connection, body: bytes, last_id: str = "") -> bytes:
+        """The bytes of an HTTP request for a streamed completion, or its rest behind an event."""
         headers = {
             "Host": f"{self.host}:{self.port}",
             "Content-Type": "application/json",
@@ -46,6 +46,8 @@ class Server:
             "Accept": "text/event-stream",
             "Connection": "close",
         }
+        if last_id:
+            headers["Last-Event-ID"] = last_id
         head = h11.Request(
             method="POST", target=f"{self.path}/v1/completions", headers=list(headers.items())
         )

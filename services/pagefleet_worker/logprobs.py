@@ -78,9 +78,7 @@ def rank(
     )
 
 
-def _rank(
-    logprobs: Tensor, tokens: Tensor, count: int, masks: Sequence[bytes | None]
-) -> Ranked:
+def _rank(logprobs: Tensor, tokens: Tensor, count: int, masks: Sequence[bytes | None]) -> Ranked:
     chosen = logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     guide(logprobs, masks)
     best = top(logprobs, count)

@@ -10,7 +10,9 @@ from benchmarks.loadgen.answer import AnswerError, EventStream
 from benchmarks.loadgen.recording import Server
 
 PAYLOADS = [json.dumps({"choices": [{"text": text}]}).encode() for text in (" a", "\n\n", "é")]
-BODY = b": keep-alive\n\n" + b"".join(b"id: 1\r\ndata: %s\r\n\r\n" % each for each in PAYLOADS)
+BODY = b": keep-alive\n\n" + b"".join(
+    b"id: %d\r\ndata: %s\r\n\r\n" % (number, each) for number, each in enumerate(PAYLOADS, 1)
+)
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -35,6 +37,7 @@ def test_payloads_do_not_depend_on_how_the_bytes_arrive(chunk, cuts):
         # Nothing received would mean that the server closed the connection.
         if start < end:
             received += events.feed(response[start:end])
+        assert events.last_id == (str(len(received)) if received else "")
     assert received == PAYLOADS
 
 

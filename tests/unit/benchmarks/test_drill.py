@@ -73,6 +73,7 @@ def verdict(answers, injuries=(), lines=(), blocks=0):
         answers=answers,
         injuries=list(injuries),
         lines=list(lines),
+        resumed=0,
         reconnects=0,
         blocks={"used": blocks},
         descriptors={},
