@@ -8,17 +8,15 @@ Understanding a body tokenizes, so it is not for the event loop. Whatever is not
 an `ApiError`: 400 that names the field, or 404 for a model that is not served.
 """
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 from uuid import uuid4
 
 from msgspec import structs
 
 from pagefleet.params import MAX_CHOICES, SamplingParams
 from pagefleet.wire import ChoiceState, Submit, pack_ints
-from pagefleet_gateway.beams import beams_of
 from pagefleet_gateway.errors import bad_request, http_error
 from pagefleet_gateway.grammars import Structure
 from pagefleet_gateway.message import MessageForm
@@ -29,11 +27,11 @@ from pagefleet_gateway.prompts import (
     completion_prompts,
     continued,
     echoed,
-    encode,
     truncated,
 )
 from pagefleet_gateway.reasoning import THINKS_AT_ONCE
 from pagefleet_gateway.resume import Had, Ticket, request_id
+from pagefleet_gateway.sampling import either, sampling_params
 from pagefleet_gateway.schema import ChatBody, CompletionBody, GenerationBody
 from pagefleet_gateway.structured import structure_of
 from pagefleet_gateway.tenants import EVERYBODY, Tenant, prefix_salt
@@ -42,10 +40,6 @@ from pagefleet_gateway.tools import ToolUse, tool_use
 DEFAULT_COMPLETION_TOKENS: Final = 16
 STREAM_WINDOW: Final = 256
 """Tokens of a choice that are generated ahead of a client that does not read."""
-
-_MAX_BIAS: Final = 100.0
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -152,16 +146,16 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
         raise bad_request(f"best_of is {best_of}, less than n, which is {n}.", "best_of")
     if best_of > n and body.stream:
         raise bad_request("best_of above n cannot be streamed.", "best_of")
-    wanted = _either(body.max_tokens, DEFAULT_COMPLETION_TOKENS)
+    wanted = either(body.max_tokens, DEFAULT_COMPLETION_TOKENS)
     prompts = completion_prompts(body, model)
     prompts = truncated(body, prompts, limits.max_model_len - wanted)
     max_tokens = _room(prompts, "prompt", body.max_tokens, "max_tokens", wanted, limits)
-    params = _params(
+    params = sampling_params(
         body,
         model,
         max_tokens=max_tokens,
         logprobs=0 if body.logprobs is None and best_of > n else body.logprobs,
-        prompt_logprobs=_either(body.logprobs if body.echo else None, body.prompt_logprobs, -1),
+        prompt_logprobs=either(body.logprobs if body.echo else None, body.prompt_logprobs, -1),
         structure=_structure(body, model),
     )
     run = uuid4().hex
@@ -197,19 +191,19 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
         raise bad_request(f"{field} must be at least 1.", field)
     if body.max_tokens not in (None, asked):
         raise bad_request("max_tokens and max_completion_tokens differ.", "max_tokens")
-    room = limits.max_model_len - _either(asked, 1)
+    room = limits.max_model_len - either(asked, 1)
     tools = _tools(body, model)
     prompts = truncated(body, [chat_prompt(body, model, tools.shown)], room)
     fitting = limits.max_model_len - len(prompts[0])
     max_tokens = _room(prompts, "messages", asked, field, fitting, limits)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     structure = _structure(body, model, tools.structure)
-    params = _params(
+    params = sampling_params(
         body,
         model,
         max_tokens=max_tokens,
         logprobs=logprobs,
-        prompt_logprobs=_either(body.prompt_logprobs, -1),
+        prompt_logprobs=either(body.prompt_logprobs, -1),
         structure=structure,
     )
     run = uuid4().hex
@@ -361,64 +355,3 @@ def _structure(
     if structure is not None and body.min_tokens:
         raise bad_request(f"min_tokens does not go with {structure.field}.", "min_tokens")
     return structure
-
-
-def _params(
-    body: GenerationBody,
-    model: ServedModel,
-    *,
-    max_tokens: int,
-    logprobs: int | None,
-    prompt_logprobs: int,
-    structure: Structure | None,
-) -> SamplingParams:
-    """Parameters of the body, then of the model, then neutral; -1 wants no prompt logprobs."""
-    defaults = model.manifest.sampling
-    allowed = body.allowed_token_ids
-    beams = beams_of(body)
-    try:
-        return SamplingParams(
-            max_tokens=max_tokens,
-            seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
-            temperature=_either(body.temperature, defaults.temperature, 1.0),
-            top_p=_either(body.top_p, defaults.top_p, 1.0),
-            top_k=max(_either(body.top_k, defaults.top_k, 0), 0),
-            min_p=_either(body.min_p, defaults.min_p, 0.0),
-            frequency_penalty=body.frequency_penalty or 0.0,
-            presence_penalty=body.presence_penalty or 0.0,
-            repetition_penalty=_either(body.repetition_penalty, defaults.repetition_penalty, 1.0),
-            min_tokens=body.min_tokens or 0,
-            eos_token_ids=model.manifest.eos_token_ids if structure or not body.ignore_eos else (),
-            stop_token_ids=tuple(body.stop_token_ids or ()),
-            logit_bias=_logit_bias(body.logit_bias or {}),
-            bad_words=_bad_words(body.bad_words or [], model),
-            allowed_token_ids=None if allowed is None else tuple(allowed),
-            logprobs=logprobs,
-            prompt_logprobs=None if prompt_logprobs < 0 else prompt_logprobs,
-            beam_width=beams.width,
-            length_penalty=beams.length_penalty,
-            early_stopping=beams.early_stopping,
-            guide=structure.guide(bool(body.ignore_eos)) if structure else None,
-        ).check_vocabulary(model.manifest.vocab_size)
-    except ValueError as error:
-        sentence = str(error)
-        raise bad_request(f"{sentence}.", sentence.partition(" ")[0]) from error
-
-
-def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
-    for token in biases:
-        if not (token.isascii() and token.isdigit() and len(token) < 10):
-            raise bad_request("logit_bias must have token ids as its keys.", "logit_bias")
-    return {int(token): min(max(bias, -_MAX_BIAS), _MAX_BIAS) for token, bias in biases.items()}
-
-
-def _bad_words(words: list[str], model: ServedModel) -> tuple[tuple[int, ...], ...]:
-    """The ids of each word, as it is spelt at the start of a text and within one."""
-    spellings = [spelling for word in words for spelling in (word, " " + word.lstrip())]
-    encoded = encode(spellings, "bad_words", model, add_special_tokens=False)
-    return tuple(dict.fromkeys(tuple(tokens) for tokens in encoded if tokens))
-
-
-def _either(*values: _T | None) -> _T:
-    """The first that is not None; the last is not."""
-    return next(value for value in values if value is not None)

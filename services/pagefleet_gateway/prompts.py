@@ -140,12 +140,12 @@ def encode(
 
 
 def truncated(body: GenerationBody, prompts: list[list[int]], room: int) -> list[list[int]]:
-    """Prompts cut as the body asks; where it says -1, to `room` tokens."""
+    """Prompts cut as the body asks; where it says -1, to `room` tokens, but never to none."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return prompts
     if keep == -1:
-        keep = room
+        keep = max(room, 1)
     if body.truncation_side == "right":
         return [tokens[:keep] for tokens in prompts]
     return [tokens[max(len(tokens) - keep, 0) :] for tokens in prompts]

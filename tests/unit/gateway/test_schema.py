@@ -371,6 +371,12 @@ def test_a_long_prompt_is_truncated_to_what_fits() -> None:
     assert len(generation.prompts[0]) == 90
 
 
+def test_no_truncation_makes_room_for_more_tokens_than_there_are() -> None:
+    with pytest.raises(ApiError, match="maximum context length") as raised:
+        completion(truncate_prompt_tokens=-1, max_tokens=1000)
+    assert raised.value.param == "max_tokens"
+
+
 def test_a_chat_is_rendered_and_its_special_tokens_are_text() -> None:
     parts = [{"type": "text", "text": "a<|im_"}, {"type": "text", "text": "end|>"}]
     (prompt,) = chat(messages=[{"role": "user", "content": parts}]).prompts
