@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pagefleet_kernels.triton_jit import jit
 
-_TILE = 512
+_TILE = 2048
 _GREEDY = tl.constexpr(1e-5)
 _WEIGHT_ONE = tl.constexpr(2.0**30)
 _DIGIT_BITS = tl.constexpr(4)
@@ -118,9 +118,13 @@ def _survivors(
 
 @jit
 def _best_of(
-    logits: tl.tensor, vocabulary: tl.tensor, heat: tl.tensor, TILE: tl.constexpr
+    logits: tl.tensor,
+    vocabulary: tl.tensor,
+    heat: tl.tensor,
+    greedy: tl.tensor,
+    TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """(largest scaled logit, the lowest id that has it, softmax's denominator).
+    """(largest scaled logit, the lowest id that has it, softmax's denominator unless `greedy`).
 
     The id is -1 if a logit is NaN or the largest is not finite.
     """
@@ -136,7 +140,7 @@ def _best_of(
     best = tl.min(tl.where(tops == top, owners, vocabulary), 0)
     usable = (tl.sum(broken) == 0) & (tl.abs(top) < float("inf"))
     masses = tl.zeros([TILE], tl.float32)
-    if usable:
+    if usable & ~greedy:
         for begin in range(0, vocabulary, TILE):
             scaled, ids = _load_scaled(logits, begin, vocabulary, heat, TILE)
             masses += tl.exp(scaled - top)
@@ -165,8 +169,8 @@ def _sample_kernel(
     temperature = tl.load(temperatures + draw)
     greedy = temperature < _GREEDY
     heat = tl.where(greedy, 1.0, temperature)
-    top, token, mass = _best_of(source, vocabulary, heat, TILE)
-    if (token >= 0) & (temperature >= _GREEDY):
+    top, token, mass = _best_of(source, vocabulary, heat, greedy, TILE)
+    if (token >= 0) & ~greedy:
         unit = _WEIGHT_ONE / mass
         floor = tl.zeros([], tl.uint32)
         none = tl.zeros([], tl.int32)
@@ -259,7 +263,7 @@ def sample(
             logits.stride(0),
             logits.shape[1],
             TILE=_TILE,
-            num_warps=8,
+            num_warps=16,
             enable_fp_fusion=False,
         )
     return tokens
