@@ -1,5 +1,6 @@
-"""Processes of `pagefleet serve` that are stopped for good: found, killed, replaced, and no stream
-is changed by it."""
+"""Processes of `pagefleet serve` that are stopped for good, or replaced because somebody asks: no
+stream is changed by it.
+"""
 
 import os
 import signal
@@ -11,7 +12,7 @@ import pytest
 from benchmarks.drill.processes import children, is_alive
 from benchmarks.loadgen.recording import Server
 from tests.faults.cell import wait_until
-from tests.faults.conftest import Load, assert_exact, once
+from tests.faults.conftest import Load, assert_exact, once, rehearse
 from tests.faults.test_resume import read
 from tests.system.serving import pagefleet_serve
 
@@ -72,3 +73,16 @@ def test_who_stops_for_less_than_the_limit_is_left_alone(served, questions, name
     assert_exact(answers)
     assert max(answer.longest_gap for answer in answers) > 0.5
     assert children(served.serving.process.pid) == before
+
+
+@pytest.mark.slow
+def test_a_real_model_is_served_on_while_all_processes_are_replaced(tmp_path, smollm2, questions):
+    load = Load(questions, prompt=20, tokens=24)
+    with pagefleet_serve(tmp_path, f"--model={smollm2}", "--check") as serving:
+        served = SimpleNamespace(servers=[Server.at(serving.url)])
+        rehearse(served, load)
+        before = children(serving.process.pid)
+        serving.process.send_signal(signal.SIGHUP)
+        while "serve | all processes are replaced" not in serving.log.read_text():
+            assert_exact(load.run(served))
+        assert not before.keys() & children(serving.process.pid).keys()
