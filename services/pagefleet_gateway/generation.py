@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from msgspec import structs
 
-from pagefleet.params import MAX_CHOICES, SamplingParams
+from pagefleet.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
 from pagefleet.wire import ChoiceState, Submit, pack_ints
 from pagefleet_gateway.errors import bad_request, http_error
 from pagefleet_gateway.grammars import Structure
@@ -54,6 +54,8 @@ class Limits:
     """Names the answer, where the body does not; drawn where neither does."""
     max_choices: int = MAX_CHOICES
     """That one prompt may have."""
+    max_logprobs: int = MAX_LOGPROBS
+    """Alternatives that may be asked for at a position."""
     strict: bool = False
     """Answers end only for reasons that the OpenAI API knows."""
 
@@ -326,6 +328,11 @@ def _check_shared(body: GenerationBody, model: ServedModel, limits: Limits) -> N
         asked = getattr(body, name, None)
         if asked is not None and asked > limits.max_choices:
             text = f"{name} is {asked}, but {limits.max_choices} choices are the most here."
+            raise bad_request(text, name)
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        asked = getattr(body, name, None)
+        if asked is not None and asked > limits.max_logprobs and asked is not True:
+            text = f"{name} is {asked}, but {limits.max_logprobs} alternatives are the most here."
             raise bad_request(text, name)
 
 

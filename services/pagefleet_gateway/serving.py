@@ -82,6 +82,7 @@ class GenerationRoute(PostRoute):
             tenant,
             record.id,
             settings.max_choices,
+            settings.max_logprobs,
             settings.strict_openai,
         )
         generation = self._understand(content, model, limits)

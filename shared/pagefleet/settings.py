@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
-from pagefleet.params import MAX_CHOICES
+from pagefleet.params import MAX_CHOICES, MAX_LOGPROBS
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -104,6 +104,12 @@ class GatewaySettings(ModelSettings):
     max_connections: int = setting(10_000, "connections that clients may have open", least=1)
     max_choices: int = setting(
         MAX_CHOICES, "choices (n, best_of, beams) that a prompt may have", least=1, most=MAX_CHOICES
+    )
+    max_logprobs: int = setting(
+        MAX_LOGPROBS,
+        "alternatives that a client may ask for at a position",
+        least=0,
+        most=MAX_LOGPROBS,
     )
     strict_openai: bool = setting(
         False, "end answers only for reasons that the OpenAI API knows: a deadline is a length"

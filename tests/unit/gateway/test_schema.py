@@ -436,6 +436,26 @@ def test_documents_that_nobody_would_see_are_refused() -> None:
             understand_chat(body, echo_model(), LIMITS)
 
 
+@pytest.mark.parametrize(
+    ("most", "fields", "refused"),
+    [
+        (2, {"prompt": "a", "logprobs": 2, "prompt_logprobs": 1}, None),
+        (2, {"prompt": "a", "logprobs": 3}, "logprobs"),
+        (2, {"prompt": "a", "prompt_logprobs": 3}, "prompt_logprobs"),
+        (0, {"messages": HELLO, "logprobs": True}, None),
+        (0, {"messages": HELLO, "logprobs": True, "top_logprobs": 1}, "top_logprobs"),
+    ],
+)
+def test_a_server_may_allow_fewer_alternatives(
+    most: int, fields: dict[str, Any], refused: str | None
+) -> None:
+    understand = understand_completion if "prompt" in fields else understand_chat
+    limits = Limits(max_model_len=100, max_logprobs=most)
+    with pytest.raises(ApiError) if refused else nullcontext() as raised:
+        understand(json.dumps(fields).encode(), echo_model(), limits)
+    assert raised is None or raised.value.param == refused
+
+
 def test_salts_separate_tenants() -> None:
     pairs = [(None, "a"), (b"a", None), (b"a", "b"), (b"ab", None), (None, "ab"), (b"b", "a")]
     assert len({prefix_salt(key, salt) for key, salt in pairs}) == len(pairs)
