@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pagefleet.notify import BEAT_SECONDS, Notifier
 from pagefleet.settings import (
     GatewaySettings,
     SchedulerSettings,
@@ -182,6 +183,7 @@ async def _close_when_draining(listener: socket.socket, interrupts: Interrupts) 
 
 
 async def _greet_when_ready(settings: ServeSettings, listener: socket.socket, began: float) -> None:
+    """Say so, and tell whoever supervises the launcher, from then on for ever."""
     host, port = reachable(listener)
     said = time.monotonic()
     while not await asyncio.to_thread(is_ready, host, port, bool(settings.ssl_certfile)):
@@ -190,3 +192,7 @@ async def _greet_when_ready(settings: ServeSettings, listener: socket.socket, be
             said = time.monotonic()
             say("serve", f"still starting ({said - began:.0f} s)")
     print(greeting(settings, host, port, time.monotonic() - began), flush=True)
+    with contextlib.closing(Notifier()) as notifier:
+        while True:
+            notifier.beat(time.monotonic(), ready=True)
+            await asyncio.sleep(BEAT_SECONDS)

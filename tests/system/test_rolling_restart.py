@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import signal
-import time
 
 import httpx
 import pytest

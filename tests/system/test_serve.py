@@ -5,6 +5,8 @@ import os
 import re
 import shlex
 import signal
+import socket
+import struct
 import subprocess
 from pathlib import Path
 
@@ -101,6 +103,21 @@ def test_a_hung_gateway_is_replaced(serving):
     os.kill(hung, signal.SIGSTOP)
     wait_until(lambda: not is_alive(hung))
     assert answer(serving) == expected
+
+
+def test_whoever_supervises_the_launcher_is_told_that_it_is_ready(tmp_path):
+    """As systemd wants it; the services talk to the launcher, not to systemd."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(address := str(tmp_path / "notify"))
+        systemd.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        systemd.settimeout(20)
+        options = ["--model=echo", "--engine=echo"]
+        environment = {"XDG_CACHE_HOME": str(tmp_path), "NOTIFY_SOCKET": address}
+        with pagefleet_serve(tmp_path, *options, **environment) as serving:
+            for _ in range(3):
+                word, credentials, _, _ = systemd.recvmsg(100, socket.CMSG_SPACE(12))
+                assert b"READY=1" in word.splitlines()
+                assert struct.unpack("3i", credentials[0][2])[0] == serving.process.pid
 
 
 def test_no_service_outlives_a_killed_launcher(serving):
