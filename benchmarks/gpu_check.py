@@ -40,6 +40,7 @@ def measure(device: torch.device, *, quick: bool) -> Iterator[str]:
     yield f"| matrix product | 8192 cubed, bfloat16 | {product / 1e12:.0f} TFLOP/s | | | | |"
     parts = [decode_figures(device, copy), prefill_figures(device, product)]
     if not quick:
+        parts.append(decode_figures(device, copy, eight_bits=True))
         parts.append(step_figures(device, copy, product))
     for part in parts:
         for each in part:

@@ -17,7 +17,7 @@ from pagefleet_kernels.triton_attention import attention
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 32, 8, 128, 16
 DTYPE = torch.bfloat16
 REPLAYS = 10
-TOKEN_BYTES = 2 * KV_HEADS * HEAD_SIZE * DTYPE.itemsize
+TOKEN_NUMBERS = 2 * KV_HEADS * HEAD_SIZE
 BATCHES, CONTEXTS = (1, 16, 64, 128), (1024, 4096, 16384)
 PREFILLS = ((1, 0, 8192), (4, 0, 2048), (1, 6144, 2048))
 """(rows, position of the first new token, new tokens)"""
@@ -73,11 +73,16 @@ def product_rate(device: torch.device, size: int = 8192) -> float:
     return 2 * size**3 / seconds_of(lambda _: torch.mm(left, right, out=output), 4)
 
 
-def decode_figures(device: torch.device, copy: float) -> Iterator[Figure]:
+def decode_figures(
+    device: torch.device, copy: float, *, eight_bits: bool = False
+) -> Iterator[Figure]:
     """Decode attention: bytes of keys and values read a second, beside the copy's."""
-    available = torch.cuda.mem_get_info(device)[0] // 2 // (TOKEN_BYTES * BLOCK_SIZE)
+    token_bytes = TOKEN_NUMBERS * (1 if eight_bits else DTYPE.itemsize)
+    available = torch.cuda.mem_get_info(device)[0] // 2 // (TOKEN_NUMBERS * 2 * BLOCK_SIZE)
     blocks = min(BATCHES[-1] * CONTEXTS[-1] // BLOCK_SIZE, available)
     caches = _caches(blocks, device)
+    if eight_bits:
+        caches = caches.to(torch.float8_e4m3fn).view(torch.uint8)
     for context in CONTEXTS:
         for rows in BATCHES:
             width = context // BLOCK_SIZE
@@ -88,9 +93,9 @@ def decode_figures(device: torch.device, copy: float) -> Iterator[Figure]:
             tables = tables.to(torch.int32).view(calls, rows, width)
             query = torch.randn(rows, HEADS, HEAD_SIZE, device=device, dtype=DTYPE)
             seconds = _seconds(query, caches, tables, context - 1, 1)
-            rate = rows * context * TOKEN_BYTES / seconds
-            goal = (0.85 if context >= 4096 else 0.6) if rows == 64 else None
-            case = f"B {rows}, context {context}"
+            rate = rows * context * token_bytes / seconds
+            goal = (0.85 if context >= 4096 else 0.6) if rows == 64 and not eight_bits else None
+            case = f"B {rows}, context {context}" + (", fp8" if eight_bits else "")
             found = f"{rate / 1e9:.0f} GB/s"
             yield Figure("decode", case, found, f"{copy / 1e9:.0f}", rate / copy, goal)
 
@@ -120,9 +125,10 @@ def _seconds(query: Tensor, caches: Tensor, tables: Tensor, start: int, count: i
     calls, rows = tables.shape[:2]
     starts = torch.full((rows,), start, dtype=torch.int32, device=query.device)
     offsets = torch.arange(rows + 1, dtype=torch.int32, device=query.device) * count
+    scales = torch.ones(2, KV_HEADS, device=query.device) if caches.dtype == torch.uint8 else None
 
     def work(call: int) -> Tensor:
         arguments = (query, caches[0], caches[1], tables[call], starts, offsets)
-        return attention(*arguments, scale=HEAD_SIZE**-0.5)
+        return attention(*arguments, scale=HEAD_SIZE**-0.5, kv_scales=scales)
 
     return seconds_of(work, calls)

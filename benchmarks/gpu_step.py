@@ -8,7 +8,6 @@ values / bandwidth, at the rates measured in the same run.
 import time
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -59,8 +58,8 @@ CONFIG = DecoderConfig(
 GREEDY = SamplingParams(max_tokens=1 << 20, seed=0, temperature=0)
 
 
-def random_decoder(config: DecoderConfig, device: torch.device) -> Decoder:
-    """A decoder of these sizes whose numbers stay small."""
+def random_weights(config: DecoderConfig, device: torch.device) -> DecoderWeights:
+    """Weights of these sizes with which numbers stay small."""
 
     def matrix(outputs: int, inputs: int) -> Tensor:
         weight = torch.empty(outputs, inputs, device=device, dtype=DTYPE)
@@ -80,8 +79,7 @@ def random_decoder(config: DecoderConfig, device: torch.device) -> Decoder:
         for _ in range(config.layers)
     ]
     embedding, head = (matrix(config.vocab_size, hidden) for _ in range(2))
-    weights = DecoderWeights(embedding, layers, norm, head)
-    return Decoder(config, weights, select(device), config.max_positions, lambda: None)
+    return DecoderWeights(embedding, layers, norm, head)
 
 
 class Company:
@@ -144,8 +142,8 @@ def limit_of(config: DecoderConfig, rows: int, context: int, copy: float, produc
 
 
 def step_figures(device: torch.device, copy: float, product: float) -> Iterator[Figure]:
-    """Steps of each case, replayed from CUDA graphs and ordered kernel by kernel."""
-    decoder = random_decoder(CONFIG, device)
+    """Steps of each case: replayed as graphs, kernel by kernel, and with invariant kernels."""
+    weights = random_weights(CONFIG, device)
     room = STEPS + WARM_UP + BLOCK_SIZE
     block_bytes = 2 * CONFIG.layers * CONFIG.kv_size * BLOCK_SIZE * DTYPE.itemsize
     available = int(torch.cuda.mem_get_info(device)[0] * 0.9) // block_bytes
@@ -153,18 +151,19 @@ def step_figures(device: torch.device, copy: float, product: float) -> Iterator[
     blocks = min(wanted, available)
     pool = make_pool(CONFIG, blocks + 1, BLOCK_SIZE, DTYPE, device)
     facts = EngineFacts("8B", "random", BLOCK_SIZE, blocks, 128, 8192, 8192, CONFIG.vocab_size)
-    make = partial(TorchEngine, facts, decoder, decoder.kernels, pool)
-    for graphs in (True, False):
+    for way, invariant in (("graphs on", False), ("graphs off", False), ("invariant", True)):
+        kernels = select(device, invariant=invariant)
+        decoder = Decoder(CONFIG, weights, kernels, CONFIG.max_positions, lambda: None)
         inputs = DeviceInputs(decoder, pool, DeviceSlots.of(facts, device), lambda: None)
-        if graphs:
+        if way != "graphs off":
             inputs.capture(sorted({rows for rows, _ in CASES}), CudaCapture())
-        engine = make(inputs=inputs)
+        engine = TorchEngine(facts, decoder, kernels, pool, inputs=inputs)
         for rows, context in CASES:
             if rows * (context + room) > blocks * BLOCK_SIZE:
                 continue
             seconds, ordering = step_seconds(engine, rows, context)
             limit = limit_of(CONFIG, rows, context, copy, product)
-            case = f"B {rows}, context {context}, graphs {'on' if graphs else 'off'}"
+            case = f"B {rows}, context {context}, {way}"
             found = f"{seconds * 1e3:.2f} ms, {ordering * 1e3:.2f} of it Python's"
-            goal = GOAL if graphs and rows >= 8 else None
+            goal = GOAL if way == "graphs on" and rows >= 8 else None
             yield Figure("step", case, found, f"{limit * 1e3:.2f}", limit / seconds, goal)
