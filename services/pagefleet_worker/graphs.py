@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagefleet_worker.batch import Batch
@@ -105,5 +106,5 @@ class DecodeGraphs:
         width = self._slots.tables.shape[1]
         return lambda: forward(self._slots.batch(packed, size, width))
 
-    def _fill(self, packed: "np.typing.NDArray[np.int64]") -> None:
+    def _fill(self, packed: NDArray[np.int64]) -> None:
         self._rows[: len(packed)] = to_device(packed, self._rows.device)
