@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import uvicorn
 
@@ -148,6 +149,7 @@ def main() -> None:
             settings.served_model_name,
             tool_call_parser=settings.tool_call_parser,
             reasoning_parser=settings.reasoning_parser,
+            chat_template=Path(settings.chat_template) if settings.chat_template else None,
         )
         server = Server(build_gateway(settings, model))
         listener = listen(settings)

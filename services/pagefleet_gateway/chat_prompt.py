@@ -50,9 +50,15 @@ class ChatPrompts:
         self._twin, self._id_of_frame = _twin(tokenizer.backend, self._specials)
 
     @classmethod
-    def load(cls, folder: Path, tokenizer: Tokenizer) -> "ChatPrompts | None":
-        """Those of the prepared folder; None for a model without a chat template."""
-        source = TemplateSource.load(folder)
+    def load(
+        cls, folder: Path, tokenizer: Tokenizer, template: Path | None = None
+    ) -> "ChatPrompts | None":
+        """Those of the prepared folder, or by `template`; None for a model without a template.
+
+        Raises:
+            ChatTemplateError, OSError: the template is not usable.
+        """
+        source = TemplateSource.load(folder, template)
         if source is None:
             return None
         return cls(tokenizer, IsolatedTemplate(source), "documents" in source.text)

@@ -40,11 +40,13 @@ class ServedModel:
         *,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
+        chat_template: Path | None = None,
     ) -> Self:
-        """Read a prepared folder; its own name counts where none is given.
+        """Read a prepared folder; its own name and template count where none are given.
 
         Raises:
             ManifestError, VocabularyError, ChatTemplateError: the folder is not usable.
+            OSError: the template cannot be read.
         """
         manifest = Manifest.load(folder)
         tokenizer = Tokenizer.load(folder)
@@ -53,7 +55,7 @@ class ServedModel:
             int(time.time()),
             manifest,
             tokenizer,
-            ChatPrompts.load(folder, tokenizer),
+            ChatPrompts.load(folder, tokenizer, chat_template),
             Grammars(),
             tool_call_parser,
             reasoning_parser,

@@ -45,12 +45,20 @@ class TemplateSource(msgspec.Struct, frozen=True, array_like=True):
     special_tokens: dict[str, str]
 
     @classmethod
-    def load(cls, folder: Path) -> "TemplateSource | None":
-        """That of a prepared folder; None for a model that has none."""
-        try:
-            text = (folder / CHAT_TEMPLATE_FILE).read_text(encoding="utf-8")
-        except FileNotFoundError:
+    def load(cls, folder: Path, replacement: Path | None = None) -> "TemplateSource | None":
+        """That of a prepared folder, or the file in its place; None for a model that has none.
+
+        Raises:
+            OSError: the replacement cannot be read.
+            ChatTemplateError: it is not UTF-8.
+        """
+        path = replacement or folder / CHAT_TEMPLATE_FILE
+        if replacement is None and not path.exists():
             return None
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ChatTemplateError(f"{path} is no text in UTF-8: {error}.") from error
         manifest = Manifest.load(folder)
         named = {"bos_token": manifest.bos_token, "eos_token": manifest.eos_token}
         return cls(text, {name: token for name, token in named.items() if token is not None})

@@ -80,6 +80,9 @@ class GatewaySettings(ModelSettings):
     port: int = setting(8000, "port to listen on", least=0, most=65535)
     fd: int | None = setting(None, "a listening socket that was inherited, in place of host, port")
     served_model_name: str | None = setting(None, "the model's name in the API")
+    chat_template: str | None = setting(
+        None, "a file with a jinja template for chats, in place of the model's own"
+    )
     tool_call_parser: str | None = setting(
         None,
         "how the model writes calls of tools",

@@ -344,6 +344,14 @@ def test_a_key_is_asked_for_on_all_routes_with_data(model: Path, tmp_path: Path)
         assert with_key.status_code == 200
 
 
+def test_a_template_may_be_another_than_the_models(model: Path, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}")
+    with running_cell(model, tmp_path, f"--chat-template={template}") as cell:
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        assert bytes(cell.post("/tokenize", **body).json()["tokens"]) == b"user=hi;"
+
+
 def test_tenants_share_nothing_and_have_limits(model: Path, tmp_path: Path) -> None:
     keys = [
         {"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest(), **limits}

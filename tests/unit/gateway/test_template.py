@@ -2,7 +2,7 @@ from datetime import datetime
 
 import pytest
 
-from pagefleet_gateway.template import ChatTemplate, ChatTemplateError
+from pagefleet_gateway.template import ChatTemplate, ChatTemplateError, TemplateSource
 
 USER = {"messages": [{"role": "user", "content": 'say "é" <b>'}]}
 
@@ -63,3 +63,12 @@ def test_a_failing_template_is_one_error(source, reason):
 def test_a_malformed_template_is_refused_with_its_line():
     with pytest.raises(ChatTemplateError, match="malformed in line 2"):
         render("a\n{% for %}")
+
+
+def test_a_template_in_place_of_the_models_has_to_be_there_and_be_text(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        TemplateSource.load(tmp_path, tmp_path / "missing.jinja")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(ChatTemplateError, match="UTF-8"):
+        TemplateSource.load(tmp_path, tmp_path / "binary")
+    assert TemplateSource.load(tmp_path) is None
