@@ -61,6 +61,9 @@ GATEWAY_LEASE = 2.0
 REVIEW = 1.0
 """Seconds between two looks at requests that nobody may be able to take."""
 
+ABSENCE = 0.5
+"""Seconds between two calls, of which there is one every 50 ms, that show that it was stopped."""
+
 STALL = 2.0
 """Seconds of open requests and no progress anywhere after which the cell counts as stalled."""
 
@@ -131,6 +134,8 @@ class Scheduler:
             events: in the order in which they came.
             now: seconds on a clock that never goes back.
         """
+        if (absence := now - self._now) > ABSENCE:
+            self._excuse(absence)
         self._now = now
         for event in events:
             if isinstance(event, Lost):
@@ -363,7 +368,7 @@ class Scheduler:
         if worker is None or worker.planner.epoch != result.epoch:
             self.figures.dropped_results += 1
             return
-        worker.confirmed, worker.heard = True, self._now
+        worker.hear(self._now)
         flights = worker.planner.flights
         if not flights or result.step < flights[0].plan.step:
             self.figures.dropped_results += 1
@@ -382,13 +387,21 @@ class Scheduler:
 
     # --- time and steps -------------------------------------------------------------------------
 
+    def _excuse(self, seconds: float) -> None:
+        """The scheduler was stopped for so long, and what came meanwhile is yet to be read."""
+        for worker in self._workers.values():
+            worker.excuse(seconds)
+        for peer in self._gateways:
+            self._gateways[peer] += seconds
+        self._progressed += seconds
+
     def _watch(self) -> None:
         """Give up on whoever has been silent or stuck for too long."""
         for peer, worker in list(self._workers.items()):
             if worker.silent(self._now):
                 self._fence(peer, "Nothing was heard of you.", DOUBTFUL)
             elif worker.hangs(self._now):
-                self._fence(peer, "You make no progress.", CERTAIN)
+                self._fence(peer, "You make no progress.", DOUBTFUL)
         for peer, heard in list(self._gateways.items()):
             if self._now - heard > GATEWAY_LEASE:
                 self._lose(peer)

@@ -1,9 +1,11 @@
 """Whether a worker lives, told from its beats: silence, a hang, a plan without an answer.
 
-Three layers: the connection (`WORKER_SILENCE` without a word); the progress of the thread that
-computes, which the beats carry, so that a process that answers and does not compute is found out
-(`WORKER_HANG`, or four times the slowest layer seen); and each plan, which an idle worker must have
-answered (`REPEAT_AFTER`, then it is sent once more, then the worker is given up).
+Three layers: the connection (`WORKER_SILENCE` without a word, more for one whose words were seen to
+be late); the progress of the thread that computes, which the beats carry, so that a process that
+answers and does not compute is found out (`WORKER_HANG`, or four times the slowest layer seen); and
+each plan, which an idle worker must have answered (`REPEAT_AFTER`, then it is sent once more, then
+the worker is given up). While the scheduler itself was stopped nobody could be heard: such time
+counts for nothing (`excuse`).
 """
 
 from dataclasses import dataclass
@@ -11,10 +13,16 @@ from dataclasses import dataclass
 from pagefleet.wire import EngineStats, Plan, WorkerBeat
 from pagefleet_scheduler.planner import Planner
 
-WORKER_SILENCE = 1.5
-"""Seconds without a word after which a worker is lost."""
+WORKER_SILENCE = 1.0
+"""Seconds without a word after which a worker is lost, at least."""
 
-WORKER_HANG = 1.5
+LONGEST_SILENCE = 1.5
+"""Such seconds at most; and those between two words are allowed for twice."""
+
+FIRST_WORD = 2.0
+"""Seconds that a worker has to say something under its epoch."""
+
+WORKER_HANG = 1.0
 """Seconds that a busy worker may take for one layer, at least."""
 
 REPEAT_AFTER = 1.0
@@ -31,6 +39,8 @@ class Worker:
     heard: float
     """When it last said something under its epoch."""
     progressed: float
+    pause: float = 0.0
+    """Seconds between two words of it, at most."""
     progress: int = 0
     slowest: float = 0.0
     """Seconds between two advances of its progress, at most, while busy."""
@@ -40,11 +50,24 @@ class Worker:
 
     def may_not_know(self, now: float) -> bool:
         """Whether it was let in a moment ago, and what it says may be older than that."""
-        return not self.confirmed and now - self.progressed <= WORKER_SILENCE
+        return not self.confirmed and now - self.progressed <= FIRST_WORD
+
+    def hear(self, now: float) -> None:
+        """It said something under its epoch."""
+        if self.confirmed:
+            self.pause = max(self.pause, now - self.heard)
+        self.confirmed, self.heard = True, now
+
+    def excuse(self, seconds: float) -> None:
+        """Nothing could be heard for so long."""
+        self.heard += seconds
+        self.progressed += seconds
+        for flight in self.planner.flights:
+            flight.sent += seconds
 
     def beat(self, beat: WorkerBeat, now: float) -> bool:
         """Note how far the computing thread is; whether it has computed anything since."""
-        self.confirmed, self.heard = True, now
+        self.hear(now)
         advanced = beat.progress != self.progress
         if advanced or not beat.busy:
             if self.busy:
@@ -55,7 +78,8 @@ class Worker:
 
     def silent(self, now: float) -> bool:
         """Whether nothing was heard of it for too long."""
-        return now - self.heard > WORKER_SILENCE
+        limit = max(WORKER_SILENCE, min(2 * self.pause, LONGEST_SILENCE))
+        return now - self.heard > (limit if self.confirmed else FIRST_WORD)
 
     def hangs(self, now: float) -> bool:
         """Whether it computes, and makes no progress."""

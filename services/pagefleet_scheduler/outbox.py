@@ -95,9 +95,14 @@ class Outbox:
             )
 
     def flush(self) -> list[Send]:
-        """Everything that was collected."""
-        for peer in {**self._outputs, **self._prompts}:
-            outputs, prompts = self._outputs.pop(peer, []), self._prompts.pop(peer, [])
-            self.send(peer, Outputs(self._epoch, outputs, prompts))
+        """Everything that was collected; first the news, lest a gateway hear that a request is not
+        known any more before it hears how it ended.
+        """
+        news = [
+            Send(
+                peer, Outputs(self._epoch, self._outputs.pop(peer, []), self._prompts.pop(peer, []))
+            )
+            for peer in {**self._outputs, **self._prompts}
+        ]
         sends, self._sends = self._sends, []
-        return sends
+        return news + sends

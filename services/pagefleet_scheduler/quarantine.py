@@ -8,7 +8,7 @@ rows were under way. The rules:
 - Suspects run alone: their rows are steps of their own, ordered when nothing else is under way, in
   turn with those of all others, and at one worker of the cell at a time. A token clears.
 - A death that a suspect shared with nobody counts against it, if the worker seemed alive when the
-  step was ordered; by half, if nobody saw the death and the worker only fell silent. `LIMIT` of
+  step was ordered; by half, if nobody saw it end, and it only fell silent or got stuck. `LIMIT` of
   them without a token in between end its request. Deaths that were shared end nobody, however many
   there are.
 - When a request is ended so, the deaths that it was suspected of are explained, and who was
@@ -27,7 +27,7 @@ LIMIT = 2
 """Deaths alone, without a token in between, that end a request."""
 
 CERTAIN, DOUBTFUL = 1.0, 0.5
-"""How much a death alone counts: the process ended, failed or computes nothing; it is not heard."""
+"""How much a death alone counts: the process ended or failed; or it fell silent, or got stuck."""
 
 ALIVE = 0.5
 """Seconds for which a worker is taken to be alive after it was heard: two beats, and some time."""

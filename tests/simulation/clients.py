@@ -155,7 +155,9 @@ FORMS: dict[str, dict[str, object]] = {
     "beam": {"choices": 2, "beam_width": 2, "eos_token_ids": (3,), "logprobs": 1},
     "guided beam": {
         "guide": Guide("start: /[a-z]{2,9}( [a-z]+)?/"),
-        **{"choices": 2, "beam_width": 2, "eos_token_ids": (3,)},
+        "choices": 2,
+        "beam_width": 2,
+        "eos_token_ids": (3,),
     },
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 2, "top_k": 9},
     "guided": {"guide": Guide("start: /[a-z]{2,9}( [a-z]+)?/"), "eos_token_ids": (3,)},

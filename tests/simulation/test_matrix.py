@@ -256,18 +256,18 @@ def losing(kind: str) -> Fault:
         (losing("WorkerBeat"), 0.1),
         (losing("GatewayBeat"), 0.1),
         (Kill(MIDDLE, "worker0", 1.0), 0.2),
-        (Kill(MIDDLE, "worker0", 1.0, watched=False), 2.5),
+        (Kill(MIDDLE, "worker0", 1.0, watched=False), 1.5),
         (Terminate(MIDDLE, "worker0", 1.0), 0.2),
         (Stop(MIDDLE, "worker0", 0.3), 0.4),
-        (Stop(MIDDLE, "worker0", 30.0), 2.5),
-        (Stick(MIDDLE, "worker0", 60.0), 2.6),
+        (Stop(MIDDLE, "worker0", 30.0), 1.5),
+        (Stick(MIDDLE, "worker0", 60.0), 1.6),
         (Fail(MIDDLE, "worker0"), 0.2),
         (Kill(MIDDLE, SCHEDULER, 0.5), 2.0),
         (Stop(MIDDLE, SCHEDULER, 2.0), 3.0),
         (Stop(MIDDLE, "gateway0", 1.5), 2.5),
-        (Interrupt(MIDDLE, "worker0", 10.0, True, True, "lose"), 2.5),
+        (Interrupt(MIDDLE, "worker0", 10.0, True, True, "lose"), 1.5),
         (Interrupt(MIDDLE, "worker0", 10.0, True, False, "lose"), 2.6),
-        (Interrupt(MIDDLE, "worker0", 10.0, False, True, "lose"), 2.5),
+        (Interrupt(MIDDLE, "worker0", 10.0, False, True, "lose"), 1.5),
         (Interrupt(MIDDLE, "gateway0", 1.0, True, True, "lose"), 1.7),
     ],
     ids=str,
@@ -275,6 +275,23 @@ def losing(kind: str) -> Fault:
 def test_how_long_a_stream_pauses(fault: Fault, seconds: float) -> None:
     """With a worker to spare."""
     assert gap(fault) <= seconds
+
+
+def runs(cell: Cell) -> int:
+    """How often a sequence began to run at a worker."""
+    messages = [incident.message for incident in cell.world.story]
+    plans = {(each.epoch, each.step): each for each in messages if isinstance(each, Plan)}
+    return sum(len(plan.opens) for plan in plans.values())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("seconds", [0.7, 2.0, 10.0])
+def test_a_scheduler_that_was_stopped_computes_nothing_again(seconds: float, form: str) -> None:
+    usual = runs(run(calm(form)))
+    for when in moments(form):
+        cell = run(replace(calm(form), faults=[Stop(when, SCHEDULER, seconds)]))
+        assert cell.network.count("Fence") == 0
+        assert runs(cell) == usual
 
 
 def test_a_worker_that_computes_nothing_is_not_let_in_again() -> None:

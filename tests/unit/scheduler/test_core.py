@@ -241,6 +241,19 @@ def test_a_stream_stays_with_workers_that_compute_the_same_bits(cell: Cell) -> N
     assert any(list(unpack_ints(plan.tokens))[-1] == 50 for plan in cell.plans(b"other"))
 
 
+def test_its_own_absence_is_not_the_silence_of_others(cell: Cell) -> None:
+    cell.join()
+    cell.submit()
+    cell.answer(cell.plans()[0], 50)
+    cell.now += 60
+    assert cell.events() == []
+    cell.now += 0.4
+    assert cell.events() == []
+    cell.answer(cell.plans()[1], 51)
+    assert cell.outputs() == [(0, 0, [50], None), (0, 1, [51], None)]
+    assert [plan.step for plan in cell.plans()] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("says_goodbye", [True, False])
 def test_the_last_worker_leaves_and_comes_back(cell: Cell, says_goodbye: bool) -> None:
     old = cell.join()
@@ -249,8 +262,9 @@ def test_the_last_worker_leaves_and_comes_back(cell: Cell, says_goodbye: bool) -
     if says_goodbye:
         cell.tell(b"w", WorkerBye(old))
     else:
-        cell.now += 2.5
-        cell.tell(b"g", GatewayHello(PROTOCOL))
+        for _ in range(6):
+            cell.now += 0.4
+            cell.tell(b"g", GatewayHello(PROTOCOL))
     assert cell.tell(b"w", WorkerBeat(old, 1, False))[0] == Fence(
         "You are not, or no longer, of this cell."
     )
