@@ -12,7 +12,7 @@ are few, and each may be applied any number of times:
 - Output at a position below what is here is a repeat: what is known is compared and skipped.
   Output beyond is a gap: it is ignored, and the positions of the next beat make the scheduler send
   what is missing. Logprobs of the prompt follow the same rule; no output is taken before they are
-  whole.
+  whole, but the word that the time is over.
 - An unequal repeat means that the scheduler follows another stream than the client saw: the request
   is submitted again, and goes on from what the client saw.
 - A choice gets no more than `Submit.window` tokens ahead of its client; `Credit` allows more as the
@@ -32,6 +32,7 @@ from pagefleet.wire import (
     PROTOCOL,
     Abort,
     Credit,
+    Finish,
     FromGateway,
     GatewayBeat,
     GatewayBye,
@@ -308,7 +309,8 @@ class SchedulerLink:
         if choice is None or choice.finished:
             return Reaction([] if item.finish else [_stray(item)])
         known = len(choice.tokens) - item.position
-        if submission.prompt_position < submission.prompt_end:
+        too_late = item.finish is Finish.TIMEOUT
+        if submission.prompt_position < submission.prompt_end and not too_late:
             self.counters.gaps += 1
             return self._submit_again(item.request, now)
         if known < 0:

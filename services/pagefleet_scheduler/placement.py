@@ -17,6 +17,8 @@ class Placement:
         self.waiting = Queue()
         self.planners: list[Planner] = []
         self.quarantine = Quarantine()
+        self.class_changes = 0
+        """Times that a sequence with outputs went on at a worker that computes other bits."""
 
     def __repr__(self) -> str:
         return f"<Placement {len(self.waiting)} wait, {self.running} run>"
@@ -87,6 +89,8 @@ class Placement:
         if request.began is None:
             request.began = now
             self.waiting.charge(request, len(request.prompt))
+        if sequence.outputs and sequence.numerics not in (None, chosen.worker.numerics):
+            self.class_changes += 1
         chosen.admit(sequence)
         return True
 

@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 
 from pagefleet.wire import Submit
+from pagefleet_scheduler.queue import DEFAULT_ROOM, Room
 from pagefleet_worker.interface import EngineFacts
 from tests.simulation.clients import LONGEST, Client
 from tests.simulation.faults import Fault
@@ -65,6 +66,9 @@ class Scenario:
     caching: bool = True
     drafts: int = 0
     host_blocks: int = 0
+    room: Room = DEFAULT_ROOM
+    classes: tuple[str, ...] = ("echo",)
+    """Of numerics; workers have them in turn."""
     step_seconds: tuple[float, float] = (0.002, 0.02)
     latency: Latency = field(default_factory=Latency)
     poison: int | None = None
@@ -131,6 +135,9 @@ class Cell:
     def die(self, process: Process) -> None:
         """End a process; the clients of a gateway are gone with it, or go on at another."""
         process.die()
+        self._gone(process)
+
+    def _gone(self, process: Process) -> None:
         del self.running[process.name]
         if isinstance(process, GatewayProcess):
             for client in process.clients.values():
@@ -154,10 +161,10 @@ class Cell:
             self._ask_later(wish.again(self.scenario.gateways), 0.01)
 
     def terminate(self, process: Process) -> None:
-        """Ask a worker to end."""
-        assert isinstance(process, WorkerProcess)
+        """Ask a process to end."""
+        assert isinstance(process, WorkerProcess | GatewayProcess | SchedulerProcess)
         process.leave()
-        del self.running[process.name]
+        self._gone(process)
 
     def start_later(self, name: str, seconds: float) -> None:
         """Let a new process take the place of one that has ended."""
@@ -224,6 +231,7 @@ class Cell:
                 lookahead=scenario.lookahead,
                 caching=scenario.caching,
                 drafts=scenario.drafts,
+                room=scenario.room,
             )
         elif name.startswith("gateway"):
             self.running[name] = GatewayProcess(self.network, name, number)
@@ -232,7 +240,7 @@ class Cell:
                 self.network,
                 name,
                 number,
-                self._facts(),
+                self._facts(int(name.removeprefix("worker"))),
                 self._step_seconds(),
                 Poison(scenario.poison, scenario.poison_tokens, self._crash),
             )
@@ -244,11 +252,11 @@ class Cell:
         self.world.after(0.002, partial(self.report_death, process.address))
         self.start_later(process.name, 0.3)
 
-    def _facts(self) -> EngineFacts:
+    def _facts(self, worker: int) -> EngineFacts:
         scenario = self.scenario
         return EngineFacts(
             fingerprint="echo",
-            numerics="echo",
+            numerics=scenario.classes[worker % len(scenario.classes)],
             block_size=scenario.block_size,
             blocks=scenario.blocks,
             slots=scenario.slots,

@@ -115,7 +115,8 @@ class Client:
         assert item.position == before, f"choice {choice} continues at {item.position}: {self!r}"
         if self._expected is None:
             self._expected = expect(self.submit)
-            self._check_prompt_logprobs()
+            if item.finish is not Finish.TIMEOUT:
+                self._check_prompt_logprobs()
         expected = self._expected[choice]
         tokens = unpack_ints(item.tokens).tolist()
         wanted = expected.tokens[before : before + len(tokens)]
@@ -126,6 +127,8 @@ class Client:
             self._check_end(choice, item, expected)
 
     def _check_end(self, choice: int, last: Output, expected: Expected) -> None:
+        if last.finish is Finish.TIMEOUT and self.submit.left is not None:
+            return
         assert self._count(choice) == len(expected.tokens), (
             f"choice {choice} of {self!r} ends early"
         )

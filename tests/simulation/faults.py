@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from tests.simulation.network import Mangling, Moment, Partition
+from tests.simulation.network import Mangling, Moment, Partition, Severity
 
 if TYPE_CHECKING:
     from tests.simulation.cell import Cell
@@ -45,7 +45,7 @@ class Kill(Fault):
 
 @dataclass(frozen=True, slots=True)
 class Terminate(Fault):
-    """SIGTERM to a worker, which says goodbye; another takes its place."""
+    """SIGTERM: a worker or a gateway says goodbye; another takes its place."""
 
     target: str
     down: float
@@ -108,7 +108,7 @@ class Interrupt(Fault):
     seconds: float
     inward: bool
     outward: bool
-    mode: Literal["lose", "hold", "refuse"]
+    mode: Severity
 
     def strike(self, cell: "Cell") -> None:
         directions = [False] * self.inward + [True] * self.outward

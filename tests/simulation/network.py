@@ -25,7 +25,12 @@ from tests.simulation.world import Process, World
 SCHEDULER = "scheduler"
 
 Place = Literal["sent", "arrived"]
+Severity = Literal["lose", "hold", "refuse", "slow"]
 Manner = Literal["drop", "repeat", "delay", "cut", "corrupt"]
+
+
+SLOW_RATE = 125_000
+"""Bytes a second of a link of 1 Mbit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,8 @@ class Partition:
     outward: bool
     """From the peer to the scheduler."""
     until: float
-    mode: Literal["lose", "hold", "refuse"]
-    """Messages are lost, or arrive when it ends, or find no connection."""
+    mode: Severity
+    """Messages are lost, or arrive when it ends, or find no connection, or pass at `SLOW_RATE`."""
 
 
 @dataclass(slots=True)
@@ -144,9 +149,11 @@ class Network:
     ) -> list[float]:
         """One for each copy that will arrive."""
         now, way = self.world.now, (sender.address, receiver.address)
-        begin = partition.until if partition is not None else now
+        begin = partition.until if partition is not None and partition.mode == "hold" else now
         arrival = begin + self.world.random.uniform(self.latency.least, self.latency.most)
         delays = [max(arrival, self._busy_until.get(way, 0.0)) - now]
+        if partition is not None and partition.mode == "slow":
+            delays[0] += len(encode(message)) / SLOW_RATE
         for mangling in self.manglings:
             if self._applies(mangling, message):
                 self.world.tell("network", f"{mangling.how}s", message)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
+from typing import Any
 
 import msgspec
 
@@ -28,7 +29,7 @@ TICK_SECONDS = 0.05
 class SchedulerProcess(Process):
     """`pagefleet_scheduler.server` around the real core, which checks its invariants."""
 
-    def __init__(self, network: Network, incarnation: int, **options: int) -> None:
+    def __init__(self, network: Network, incarnation: int, **options: Any) -> None:
         super().__init__(network.world, SCHEDULER, incarnation)
         self.core = Scheduler(self.world.random.getrandbits(55) << 7, check=True, **options)
         self._network = network
@@ -41,6 +42,11 @@ class SchedulerProcess(Process):
     def receive(self, sender: bytes, message: Message) -> None:
         self._events.append(Arrived(sender, message))  # type: ignore[arg-type]
         self._wake()
+
+    def leave(self) -> None:
+        """SIGTERM: it ends between two turns, and says nothing."""
+        self.die()
+        self.mute_after = inf
 
     def lose(self, peer: bytes) -> None:
         """The kernel says that a peer's process has ended."""
@@ -97,6 +103,12 @@ class GatewayProcess(Process):
         """A client leaves, or a stop string has ended some choices."""
         client.leave(choices)
         self._carry_out(self.link.abort(client.submit.request, choices))
+
+    def leave(self) -> None:
+        """SIGTERM, when the time for its streams is over."""
+        self._carry_out(self.link.leave())
+        self.die()
+        self.mute_after = inf
 
     def _beat(self) -> None:
         self._carry_out(self.link.tick(self.world.now))

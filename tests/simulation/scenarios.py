@@ -20,7 +20,7 @@ from tests.simulation.faults import (
     Stop,
     Terminate,
 )
-from tests.simulation.network import SCHEDULER, Latency, Mangling, Manner, Moment
+from tests.simulation.network import SCHEDULER, Latency, Mangling, Manner, Moment, Severity
 
 TROUBLE = 2.0
 """Virtual seconds within which faults begin."""
@@ -28,8 +28,9 @@ TROUBLE = 2.0
 KINDS = [
     "GatewayHello", "Submit", "Abort", "Credit", "GatewayBeat", "Welcome", "Pulse", "Outputs",
     "WorkerHello", "Result", "WorkerBeat", "WorkerBye", "Join", "Fence", "Plan", "Moved",
+    "GatewayBye", "Rejected",
 ]  # fmt: skip
-"""All messages that a cell sends when nobody is refused."""
+"""All messages of a cell."""
 
 UNSHARED_SEARCH = 24
 """Blocks that hold two beams of `LONGEST` tokens; where nothing is cached, beams that are computed
@@ -101,11 +102,11 @@ def random_fault(draw: random.Random, peers: list[str], requests: int) -> Fault:
     peer = draw.choice(peers)
     worker = draw.choice([peer for peer in peers if peer.startswith("worker")])
     anyone = draw.choice([SCHEDULER, worker, peer])
-    mode = draw.choice(["lose", "hold", "refuse"])
+    mode = draw.choice(get_args(Severity))
     both = draw.choice([(True, True), (True, False), (False, True)])
     choices: list[Callable[[], Fault]] = [
         lambda: Kill(when_or_moment, anyone, draw.uniform(0.05, 3.0), draw.random() < 0.5),
-        lambda: Terminate(when_or_moment, worker, draw.uniform(0.05, 1.0)),
+        lambda: Terminate(when_or_moment, anyone, draw.uniform(0.05, 1.0)),
         lambda: Stop(when_or_moment, anyone, draw.choice([0.3, 0.8, 2.0, 3.0])),
         lambda: Stick(when_or_moment, worker, draw.choice([0.5, 1.5, 3.0])),
         lambda: Fail(when_or_moment, worker),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
-from typing import Literal, get_args
+from typing import get_args
 
 import msgspec
 import pytest
@@ -29,7 +29,7 @@ from tests.simulation.faults import (
     Stop,
     Terminate,
 )
-from tests.simulation.network import SCHEDULER, Latency, Mangling, Manner, Moment
+from tests.simulation.network import SCHEDULER, Latency, Mangling, Manner, Moment, Severity
 from tests.simulation.parties import SchedulerProcess
 from tests.simulation.scenarios import KINDS
 
@@ -89,6 +89,8 @@ FAULTS: dict[str, Callable[[When], list[Fault]]] = {
         Kill(when, "worker0", 1.0), Kill(when, "worker1", 1.5, watched=False),
     ],
     "worker told to end": lambda when: [Terminate(when, "worker0", 0.5)],
+    "scheduler told to end": lambda when: [Terminate(when, SCHEDULER, 0.5)],
+    "gateway told to end": lambda when: [Terminate(when, "gateway0", 0.5)],
     "worker stopped for 0.3 s": lambda when: [Stop(when, "worker0", 0.3)],
     "worker stopped for 2 s": lambda when: [Stop(when, "worker0", 2.0)],
     "worker stopped for 10 s": lambda when: [Stop(when, "worker0", 10.0)],
@@ -116,11 +118,12 @@ def test_at_every_moment(fault: str, form: str) -> None:
     "loss",
     [
         lambda when: Kill(when, "gateway0", 8.0),
+        lambda when: Terminate(when, "gateway0", 8.0),
         lambda when: Stop(when, "gateway0", 3.0),
         lambda when: Reconnect(when, "r0", closes=True),
         lambda when: Reconnect(when, "r0", closes=False),
     ],
-    ids=["killed", "stopped", "closed", "half open"],
+    ids=["killed", "told to end", "stopped", "closed", "half open"],
 )
 def test_a_client_goes_on_at_another_gateway(loss: Callable[[When], Fault], form: str) -> None:
     for seconds, when in product((0.05, 1.0, 5.0), moments(form)):
@@ -189,11 +192,9 @@ def test_messages_of_a_kind(kind: str, how: Manner) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.2, 2.0, 20.0])
-@pytest.mark.parametrize("mode", ["lose", "hold", "refuse"])
+@pytest.mark.parametrize("mode", get_args(Severity))
 @pytest.mark.parametrize("peer", ["worker0", "gateway0"])
-def test_a_link_goes_down(
-    peer: str, mode: Literal["lose", "hold", "refuse"], seconds: float
-) -> None:
+def test_a_link_goes_down(peer: str, mode: Severity, seconds: float) -> None:
     for inward, outward in ((True, True), (True, False), (False, True)):
         fault = Interrupt(0.35, peer, seconds, inward, outward, mode)
         run(replace(crowd(), faults=[fault]))

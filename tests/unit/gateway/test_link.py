@@ -189,6 +189,13 @@ def test_output_waits_for_the_logprobs_of_the_prompt() -> None:
     ]
 
 
+def test_the_time_may_be_over_before_the_prompt_is_whole() -> None:
+    link = running(params=replace(PARAMS, prompt_logprobs=1))
+    end = output(0, finish=Finish.TIMEOUT)
+    assert link.handle(Outputs(7, [end]), 1).news == [end]
+    assert link.open_requests == 0
+
+
 def test_aborts_are_repeated_for_whoever_goes_on() -> None:
     link = running(choices=2)
     assert link.abort("r", [1]).messages == [Abort("r", 1, [1])]

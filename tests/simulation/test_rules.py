@@ -1,0 +1,111 @@
+"""What a cell promises besides exact streams: deadlines, bounds, classes of numerics."""
+
+import random
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from pagefleet.wire import Finish
+from pagefleet_scheduler.queue import Room
+from tests.simulation.cell import Cell, Wish
+from tests.simulation.clients import FORMS, Client, make_submit
+from tests.simulation.faults import Fault, Kill, Leave, Mangle, Stick, Stop
+from tests.simulation.network import SCHEDULER, Mangling, Moment
+from tests.simulation.parties import SchedulerProcess
+from tests.simulation.test_matrix import calm, run
+
+
+def ends(client: Client) -> set[Finish | None]:
+    return {pieces[-1].finish for pieces in client.received.values() if pieces}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Stick(0.32, "worker0", 2.0),
+        Kill(0.32, SCHEDULER, 0.3),
+        Kill(0.32, "worker0", 0.3),
+        Stop(0.32, SCHEDULER, 0.9),
+    ],
+    ids=str,
+)
+def test_a_deadline_holds_whatever_happens(fault: Fault, form: str) -> None:
+    """What came before it stays, and it is over soon after, the time of a restart included."""
+    wishes = [
+        replace(wish, submit=msgspec.structs.replace(wish.submit, left=0.05))
+        for wish in calm(form).wishes
+    ]
+    cell = run(replace(calm(form), workers=1, wishes=wishes, faults=[fault]))
+    assert all(client.times[-1] < 0.3 + 0.05 + 1.5 for client in cell.clients)
+    assert any(Finish.TIMEOUT in ends(client) for client in cell.clients)
+
+
+def test_the_queue_counts_for_a_deadline() -> None:
+    draw = random.Random("late")
+    first = Wish(0.3, 0, make_submit("r0", "greedy", draw, max_tokens=30))
+    late = make_submit("r1", "greedy", draw, max_tokens=5)
+    second = Wish(0.31, 0, msgspec.structs.replace(late, left=0.1))
+    cell = run(replace(calm("greedy"), workers=1, slots=1, wishes=[first, second]))
+    assert [ends(client) for client in cell.clients] == [{Finish.LENGTH}, {Finish.TIMEOUT}]
+    assert cell.clients[1].times[-1] < 0.31 + 0.1 + 0.06
+
+
+@pytest.mark.parametrize("lost", [None, "Rejected", "Submit", "Outputs"])
+def test_more_than_the_queue_holds_is_refused_at_once(lost: str | None) -> None:
+    """Who was taken in is not refused later, though the scheduler dies and hears of it again."""
+    draw = random.Random("crowd")
+    wishes = [
+        Wish(0.3 + 0.001 * n, 0, make_submit(f"r{n}", "seeded", draw), frozenset({"overloaded"}))
+        for n in range(20)
+    ]
+    faults: list[Fault] = [Kill(Moment("Outputs", 4), SCHEDULER, 0.3)]
+    if lost is not None:
+        faults.append(Mangle(0.3, Mangling("drop", lost, chance=0.5, times=9), seconds=0.3))
+    cell = run(replace(calm("seeded"), wishes=wishes, slots=2, room=Room(4, 10_000), faults=faults))
+    refused = [client for client in cell.clients if client.rejected is not None]
+    assert 4 <= len(refused) <= 14
+    assert all(client.times[-1] < 0.4 for client in refused if lost is None)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_stream_moves_within_its_class_if_it_can(form: str) -> None:
+    """Otherwise it keeps what was delivered, and the move is counted."""
+    kill: list[Fault] = [Kill(Moment("Outputs", 3), "worker0", 5.0)]
+    classes = {1: ("one", "two"), 0: ("one", "two", "one", "two")}
+    for changes, numerics in classes.items():
+        scenario = replace(calm(form), workers=len(numerics), classes=numerics, faults=kill)
+        cell = Cell(scenario)
+        cell.live()
+        scheduler = cell.running[SCHEDULER]
+        assert isinstance(scheduler, SchedulerProcess)
+        counted = scheduler.core.placement.class_changes
+        assert (counted > 0) <= changes
+        if form in ("greedy", "logprobs", "penalties"):
+            assert (counted > 0) == bool(changes)
+
+
+def test_a_client_that_does_not_read_stops_only_itself() -> None:
+    """It gives up what it holds to who waits, for the minute after which its gateway ends it."""
+    draw = random.Random("slow")
+    silent = msgspec.structs.replace(make_submit("r0", "greedy", draw, max_tokens=30), window=3)
+    wishes = [
+        Wish(0.3, 0, silent, pace=1000.0),
+        *(Wish(1.0 + n, 0, make_submit(f"r{n + 1}", "seeded", draw)) for n in range(55)),
+    ]
+    cell = Cell(
+        replace(
+            calm("greedy"),
+            workers=1,
+            slots=1,
+            blocks=12,
+            wishes=wishes,
+            faults=[Leave(60.3, "r0", None)],
+        )
+    )
+    cell.live()
+    reader, *others = cell.clients
+    assert sum(len(piece.tokens) // 4 for piece in reader.received[0]) == 3
+    assert all(client.times[-1] < 1.0 + n + 0.5 for n, client in enumerate(others))
+    assert 60 < cell.world.now < 61
