@@ -90,14 +90,15 @@ def choose_tiling(
     group = heads // kv_heads
     small = matrix_side(head_size) * key_cache.element_size() <= 256
     wide = small and chip.warpgroup_matrices
+    roomy = small and key_cache.itemsize > 1  # to decode numbers of 8 bits takes registers
     if invariant:
         queries, keys, warps, stages = 64 if small else 32, 64 if wide else 32, 8, 3
     elif query.shape[0] <= rows:
-        queries, keys, warps, stages = 16, 64 if small else 32, 4 if small else 8, 5
+        queries, keys, warps, stages = 16, 64 if roomy else 32, 4 if small else 8, 5
     elif wide:
         queries, keys, warps, stages = 128, 64, 8, 3
-    else:  # decoding numbers of 8 bits takes registers
-        queries, keys, warps, stages = 64, 32, 4 if small and key_cache.itemsize > 1 else 8, 3
+    else:
+        queries, keys, warps, stages = 64, 32, 4 if roomy else 8, 3
     queries = max(queries, matrix_side(group))
     programs = kv_heads * (query.shape[0] // (queries // group) + rows)
     wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * chip.processors, programs)
