@@ -35,6 +35,9 @@ _OWN_DESCRIPTORS = 256
 _LOOK_SECONDS = 0.05
 """Between two looks at whether all connections have ended."""
 
+_ARRIVAL_SECONDS = 1.0
+"""Until connections that are accepted are counted: a TLS handshake may be under way."""
+
 _FAILURES = (
     *(EndpointError, ManifestError, VocabularyError, ChatTemplateError, KeyFileError),
     TracingError,
@@ -118,6 +121,7 @@ class Server(uvicorn.Server):
             if isinstance(connection, GuardedProtocol):
                 connection.end_with_answer()
         self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
+        await asyncio.sleep(_ARRIVAL_SECONDS)
         while self.server_state.connections and not self._gateway.draining:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_SECONDS)
 

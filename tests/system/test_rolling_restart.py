@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import os
 import random
 import signal
 
 import httpx
 import pytest
 
-from benchmarks.drill.processes import children
+from benchmarks.drill.processes import children, is_alive
 from benchmarks.drill.questions import Questioner
 from benchmarks.drill.streams import EXACT, ask
 from benchmarks.loadgen.recording import Server
@@ -79,6 +80,25 @@ def test_no_client_notices(tmp_path, questions, workers, gateways):
     assert len(kept) > CLIENTS
     assert [(a.question.form, a.verdict, a.error) for a in answers if a.verdict != EXACT] == []
     assert [each for each in kept if each != (200, True)] == []
+
+
+def test_a_gateway_that_hands_over_answers_who_is_there_and_tells_them(tmp_path, questions):
+    """The last answer over a connection says that it is the last, and then the gateway ends."""
+    question = questions.ask("greedy", 20, 5, stream=False)
+    with serving(tmp_path) as cell, httpx.Client(timeout=60) as client:
+        services = children(cell.process.pid)
+        gateway = next(pid for pid, name in services.items() if name == "gateway")
+
+        def is_last():
+            answer = client.post(f"{cell.url}/v1/completions", content=question.body)
+            assert answer.json()["choices"][0]["token_ids"] == question.expected[0]
+            return answer.headers.get("connection") == "close"
+
+        assert not is_last()
+        os.kill(gateway, signal.SIGHUP)
+        wait_until(is_last)
+        wait_until(lambda: not is_alive(gateway))
+        assert "gateway-0 exited with status 0" in cell.log.read_text()
 
 
 def test_a_stream_that_takes_too_long_goes_on_at_the_successor(tmp_path, questions):
