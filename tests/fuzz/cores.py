@@ -153,8 +153,8 @@ class WorkerParty:
 class Network:
     """All parties, and the frames between them."""
 
-    def __init__(self, seed: int) -> None:
-        self.draw = random.Random(seed)
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
         self.damage = 0.3
         """Share of the frames that do not arrive as they were sent."""
         self.delivered = self.refused = 0

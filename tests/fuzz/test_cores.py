@@ -4,6 +4,8 @@ The long run, a million frames, is
 `python -m pytest tests/fuzz/test_cores.py --hypothesis-profile=long --timeout=0`.
 """
 
+import random
+
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +18,7 @@ _FRAMES = 1000
 @given(st.integers(0, 2**64 - 1))
 def test_no_message_breaks_a_core(seed):
     """The invariants hold at every step, and afterwards a request is served."""
-    network = Network(seed)
+    network = Network(random.Random(seed))
     while network.delivered < _FRAMES:
         network.turn()
     assert network.refused
