@@ -119,26 +119,13 @@ def test_others_go_on_while_one_computes() -> None:
 
 
 def test_whoever_finds_none_free_is_told_to_come_again() -> None:
-    pool = HelperPool("template", content(COUNTS), Limits(9.0, 0.3, 64 << 20), 1)
-    pool.await_ready()
-    job = msgspec.msgpack.encode({"n": 50_000})
-    caught: list[BaseException] = []
-
-    def compute() -> None:
-        try:
-            pool.run(job)
-        except (LimitError, ApiError) as error:
-            caught.append(error)
-
-    threads = [threading.Thread(target=compute) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    refused = [error for error in caught if isinstance(error, ApiError)]
-    assert len(caught) == 3
-    assert refused
-    assert all(error.status == 503 and error.retry_after for error in refused)
+    pool = HelperPool("template", content("{{ n }}"), Limits(5.0, 0.1, 64 << 20), 1)
+    busy = pool._idle.get()
+    with pytest.raises(ApiError) as caught:
+        pool.run(msgspec.msgpack.encode({"n": 1}))
+    assert (caught.value.status, caught.value.code) == (503, "overloaded")
+    assert caught.value.retry_after
+    busy.end()
 
 
 def test_a_grammar_that_takes_too_much_names_its_field() -> None:
