@@ -6,7 +6,7 @@ The routes that take a body are plain ASGI endpoints, so that little wraps what 
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +29,7 @@ from pagefleet_gateway.generation import understand_chat, understand_completion
 from pagefleet_gateway.lag import watch_lag
 from pagefleet_gateway.memory import MemoryRoute
 from pagefleet_gateway.metrics import Metrics
+from pagefleet_gateway.metrics_exchange import MetricsExchange
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.openapi import document
 from pagefleet_gateway.record import record_of
@@ -61,6 +62,8 @@ def build_gateway(settings: GatewaySettings, model: ServedModel) -> Gateway:
     metrics.watch(client)
     gateway = Gateway(settings, model, client, metrics, keyring)
     gateway.tracer = _tracer(settings.otlp_traces_endpoint)
+    if settings.metrics_folder is not None:
+        gateway.exchange = MetricsExchange(Path(settings.metrics_folder), metrics.own)
     if settings.resume_secret is not None:
         gateway.resume_secret = settings.resume_secret.encode()
     return gateway
@@ -72,7 +75,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         lag = asyncio.create_task(watch_lag(gateway.metrics.event_loop_lag.observe))
-        async with gateway.client.running():
+        exchanging = gateway.exchange.running() if gateway.exchange else nullcontext()
+        async with gateway.client.running(), exchanging:
             yield
         lag.cancel()
         gateway.threads.shutdown(wait=False, cancel_futures=True)

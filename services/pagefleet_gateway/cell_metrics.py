@@ -20,9 +20,31 @@ from prometheus_client.utils import floatToGoString
 
 from pagefleet.wire import STEP_BOUNDS, CellStats, EngineStats
 from pagefleet_gateway.client import SchedulerClient
-from pagefleet_gateway.link import Counters
 
 _LABELS = ("model_name", "engine")
+
+
+class LinkCollector(Collector):
+    """What a gateway's link to the scheduler has seen that should be rare."""
+
+    def __init__(self, client: SchedulerClient) -> None:
+        self._client = client
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, as of now."""
+        counters = self._client.link.counters
+        for name, help, value in (
+            (
+                "resubmissions",
+                "Requests handed over to the scheduler again.",
+                counters.resubmissions,
+            ),
+            ("repeats", "Outputs that repeated what was here.", counters.repeats),
+            ("gaps", "Outputs beyond what was here.", counters.gaps),
+            ("conflicts", "Repeats unequal to what was here.", counters.conflicts),
+            ("void", "Messages of an older epoch or attempt.", counters.void),
+        ):
+            yield CounterMetricFamily(f"pagefleet_gateway_link_{name}", help, value)
 
 
 class CellCollector(Collector):
@@ -34,7 +56,6 @@ class CellCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families, as of now."""
-        yield from self._of_link(self._client.link.counters)
         health = self._client.health
         waiting = GaugeMetricFamily(
             "vllm:num_requests_waiting", "Requests that wait.", labels=_LABELS
@@ -51,20 +72,6 @@ class CellCollector(Collector):
             yield from self._of_engines(pulse.engines)
             if pulse.cell is not None:
                 yield from self._of_cell(pulse.cell)
-
-    def _of_link(self, counters: Counters) -> Iterator[Metric]:
-        for name, help, value in (
-            (
-                "resubmissions",
-                "Requests handed over to the scheduler again.",
-                counters.resubmissions,
-            ),
-            ("repeats", "Outputs that repeated what was here.", counters.repeats),
-            ("gaps", "Outputs beyond what was here.", counters.gaps),
-            ("conflicts", "Repeats unequal to what was here.", counters.conflicts),
-            ("void", "Messages of an older epoch or attempt.", counters.void),
-        ):
-            yield CounterMetricFamily(f"pagefleet_gateway_link_{name}", help, value)
 
     def _of_cell(self, cell: CellStats) -> Iterator[Metric]:
         steps = HistogramMetricFamily(

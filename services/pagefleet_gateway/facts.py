@@ -72,7 +72,9 @@ class Facts:
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
-        return Response(self._gateway.metrics.render(), media_type=CONTENT_TYPE)
+        exchange = self._gateway.exchange
+        gateways = [] if exchange is None else await exchange.gather()
+        return Response(self._gateway.metrics.render(gateways), media_type=CONTENT_TYPE)
 
     async def version(self, request: Request) -> Response:
         """Of Pagefleet."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from pagefleet.settings import GatewaySettings
 from pagefleet_gateway.client import SchedulerClient
 from pagefleet_gateway.metrics import Metrics
+from pagefleet_gateway.metrics_exchange import MetricsExchange
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.tenants import Keyring
 
@@ -38,6 +39,8 @@ class Gateway:
     resume_secret: bytes = field(default_factory=lambda: os.urandom(32))
     """Signs the ids by which streams are resumed, here or at a gateway with the same."""
     tracer: "Tracer | None" = None
+    exchange: MetricsExchange | None = None
+    """With the other gateways of its port."""
     draining: bool = False
     """It finishes what it has, and takes nothing more."""
 

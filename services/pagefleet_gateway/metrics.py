@@ -12,10 +12,11 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from pagefleet_gateway.answer import Answer
-from pagefleet_gateway.cell_metrics import CellCollector
+from pagefleet_gateway.cell_metrics import CellCollector, LinkCollector
 from pagefleet_gateway.choice import Piece
 from pagefleet_gateway.client import SchedulerClient
 from pagefleet_gateway.dashboard import Rate
+from pagefleet_gateway.metrics_exchange import Sums
 from pagefleet_gateway.record import Record
 from pagefleet_gateway.tally import CounterTally, HistogramTally
 
@@ -43,6 +44,8 @@ class Metrics:
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
+        self._of_cell = CollectorRegistry()
+        """What every gateway of the cell exports alike."""
         self._labels = {"model_name": model, "engine": "all"}
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From the request to its first token.", _FIRST_TOKEN
@@ -101,7 +104,8 @@ class Metrics:
 
     def watch(self, client: SchedulerClient) -> None:
         """Export what the link to the scheduler knows, as of each scrape."""
-        self.registry.register(CellCollector(client, self._labels["model_name"]))
+        self.registry.register(LinkCollector(client))
+        self._of_cell.register(CellCollector(client, self._labels["model_name"]))
 
     def answered(self, record: Record) -> None:
         """Count a request that is over, by its tenant too where it has a name."""
@@ -122,9 +126,14 @@ class Metrics:
         """Count a choice that ended."""
         self._success.labels(*self._labels.values(), reason).inc()
 
-    def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+    def own(self) -> bytes:
+        """Those of this gateway alone, as text."""
         return generate_latest(self.registry)
+
+    def render(self, gateways: Sequence[str] = ()) -> bytes:
+        """The text that Prometheus scrapes; `gateways`: what each that shares our port has."""
+        own = self.own() if not gateways else generate_latest(Sums(gateways))
+        return own + generate_latest(self._of_cell)
 
     def _counter(self, name: str, help: str) -> CounterTally:
         tally = CounterTally(f"vllm:{name}", help, self._labels)

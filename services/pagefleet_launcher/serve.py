@@ -148,6 +148,7 @@ def complete(
         asked,
         model=str(model),
         fd=listener.fileno(),
+        metrics_folder=asked.metrics_folder or str(folder),
         gateway_endpoint=gateway_endpoint,
         worker_endpoint=worker_endpoint,
         threads=asked.threads or max(1, len(os.sched_getaffinity(0)) // asked.workers),

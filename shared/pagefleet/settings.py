@@ -117,6 +117,9 @@ class GatewaySettings(ModelSettings):
     strict_openai: bool = setting(
         False, "end answers only for reasons that the OpenAI API knows: a deadline is a length"
     )
+    metrics_folder: str | None = setting(
+        None, "folder where gateways that share a port find each other's metrics, to add them up"
+    )
     otlp_traces_endpoint: str | None = setting(
         None, "URL of an OpenTelemetry collector, for example http://localhost:4318/v1/traces"
     )

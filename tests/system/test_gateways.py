@@ -1,4 +1,4 @@
-"""A key's limits hold for all gateways of a cell together."""
+"""Gateways of one cell count together: the limits of keys, and metrics."""
 
 import time
 from hashlib import sha256
@@ -35,3 +35,14 @@ def test_requests_a_minute_at_two_gateways(tmp_path: Path) -> None:
     grown = 3 * LIMIT * (BEATS + 0.5) * LIMIT / 60
     assert set(statuses) == {200, 429}
     assert LIMIT <= taken <= LIMIT + grown
+
+
+def test_metrics_of_two_gateways_are_those_of_the_port(tmp_path: Path) -> None:
+    options = ("--model=echo", "--engine=echo", "--gateways=2")
+    with pagefleet_serve(tmp_path, *options, XDG_RUNTIME_DIR=str(tmp_path)) as serving:
+        body = {"prompt": "Once", "max_tokens": 3, "ignore_eos": True}
+        for count in range(1, 9):
+            assert httpx.post(f"{serving.url}/v1/completions", json=body).status_code == 200
+            assert serving.figure("vllm:request_success_total") == count
+            assert serving.figure("vllm:generation_tokens_total") == 3 * count
+            assert serving.figure("vllm:e2e_request_latency_seconds_count") == count
