@@ -86,6 +86,11 @@ class CellCollector(Collector):
             ("lost_workers", "Workers that died, hung or left.", cell.lost_workers),
             ("migrations", "Sequences that lost their worker.", cell.migrations),
             ("quarantines", "Requests refused because they end workers.", cell.quarantined),
+            ("suspects", "Sequences that ran alone after a worker's end.", cell.suspects),
+            ("class_changes", "Streams that went on in other numerics.", cell.class_changes),
+            ("streams_moved", "Open streams that changed their gateway.", cell.moved),
+            ("streams_recalled", "Streams that went on from kept tokens.", cell.recalled),
+            ("worker_epochs", "Epochs that workers were given.", cell.joins),
         ):
             yield CounterMetricFamily(f"pagefleet_{name}", help, value)
         yield SummaryMetricFamily(

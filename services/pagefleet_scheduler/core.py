@@ -249,7 +249,7 @@ class Scheduler:
             stalled=self.stalled,
             engines=[worker.stats() for worker in self._workers.values()],
             elsewhere=elsewhere,
-            cell=self.figures.stats(),
+            cell=self.figures.stats(self.placement, self.admission, self._joined),
         )
 
     def _answer_inspections(self) -> None:

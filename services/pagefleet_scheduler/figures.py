@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pagefleet.wire import STEP_BOUNDS, CellStats, Plan
+from pagefleet_scheduler.admission import Admission
 from pagefleet_scheduler.flights import Accepted
+from pagefleet_scheduler.placement import Placement
 from pagefleet_scheduler.sequence import Sequence
 
 
@@ -44,7 +46,7 @@ class Figures:
                 self.recovery_seconds += now - sequence.lost
                 sequence.lost = None
 
-    def stats(self) -> CellStats:
+    def stats(self, placement: Placement, admission: Admission, joins: int) -> CellStats:
         """For a gateway."""
         return CellStats(
             steps=self.steps,
@@ -55,4 +57,9 @@ class Figures:
             quarantined=self.quarantined,
             recoveries=self.recoveries,
             recovery_micros=round(1e6 * self.recovery_seconds),
+            class_changes=placement.class_changes,
+            suspects=placement.quarantine.suspected,
+            moved=admission.moved,
+            recalled=admission.recalled,
+            joins=joins,
         )

@@ -333,6 +333,16 @@ class CellStats(Part, frozen=True):
     """Sequences that got a token again after their worker was lost."""
     recovery_micros: int
     """Microseconds from that loss to that token, of all of these."""
+    class_changes: int = 0
+    """Sequences with tokens that went on in another class of numerics."""
+    suspects: int = 0
+    """Sequences that ran alone, because a worker ended while it computed them."""
+    moved: int = 0
+    """Open streams whose clients came back through another connection."""
+    recalled: int = 0
+    """Streams that went on from tokens that were kept after their gateway or client had gone."""
+    joins: int = 0
+    """Epochs that workers were given."""
 
 
 class Pulse(Message, frozen=True):

@@ -57,14 +57,16 @@ class Rule:
     """Instead: fires at each with this probability."""
     seconds: float = 0.0
     """Of a delay."""
+    holds: Callable[[bytes], bool] = lambda frame: True
+    """It is about messages for which this is true."""
     call: Callable[["Link"], None] = lambda link: None
     """Called when it fires."""
     seen: int = 0
     fired: int = 0
 
-    def fires(self, tag: str, draw: random.Random) -> bool:
+    def fires(self, tag: str, frame: bytes, draw: random.Random) -> bool:
         """Count a message; whether something happens to it."""
-        if self.tag not in (None, tag):
+        if self.tag not in (None, tag) or not self.holds(frame):
             return False
         self.seen += 1
         if self.share is not None:
@@ -208,7 +210,7 @@ class Proxy:
         self.counts[tag] = self.counts.get(tag, 0) + 1
         if tag == "WorkerHello":
             link.pid = unpack(frame)[3]
-        rule = next((rule for rule in self.rules if rule.fires(tag, self._draw)), None)
+        rule = next((rule for rule in self.rules if rule.fires(tag, frame, self._draw)), None)
         if rule is None:
             return [frame], False
         rule.call(link)

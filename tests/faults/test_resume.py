@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from benchmarks.drill.questions import SAMPLED
+from tests.faults.cell import wait_until
 from tests.faults.conftest import STEP_SECONDS
 
 
@@ -73,6 +74,7 @@ def test_a_stream_that_is_open_still_moves(cell, questions, form):
     first, _, ended = read(cell.servers[0], question, watch=go_on_elsewhere)
     thread.join()
     assert ended == "stream_moved"
+    assert wait_until(lambda: cell.total("pagefleet_streams_moved_total", gateway=1)) >= 1
     at, (rest, _, ended) = rests
     assert ended == "[DONE]"
     counts = [int(count.rstrip("!")) for count in at.partition(".")[2].split("-")]

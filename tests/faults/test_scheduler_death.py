@@ -1,5 +1,7 @@
 """SIGKILL the scheduler: the gateways submit again what they have, the workers say hello again."""
 
+import asyncio
+
 import pytest
 
 from tests.faults.cell import wait_until
@@ -48,6 +50,20 @@ def test_with_the_worker(cell, questions):
     )
     assert_exact(Load(questions).run(cell, watch))
     assert watch.struck
+
+
+def test_one_that_was_only_stopped_holds_nobody_lost(cell, questions):
+    """The silence that it sees when it wakes is its own."""
+    lost = cell.total("pagefleet_lost_workers_total")
+
+    async def stop():
+        await asyncio.sleep(0.3)
+        with cell.scheduler.stopped():
+            await asyncio.sleep(2)
+
+    assert_exact(Load(questions, tokens=100).run(cell, also=stop()))
+    cell.settle()
+    assert cell.total("pagefleet_lost_workers_total") == lost
 
 
 class Leaving(Exception):
