@@ -6,8 +6,10 @@ All that has arrived is handled together and planned for once; an empty list of 
 of a clock (every 50 ms). The same object runs in production, in unit tests and in simulations.
 
 This file knows the peers: who is there, under which epoch, and for how long nothing was heard of
-them. `admission` takes requests in, `requests` knows what clients asked for, `placement` where each
-sequence is, a `planner` per worker what to compute next, `outbox` what to send.
+them. A message that cannot be sent says nothing: the beats show what has not arrived, and whether
+its receiver lives. `admission` takes requests in, `requests` knows what clients asked for,
+`placement` where each sequence is, a `planner` per worker what to compute next, `outbox` what to
+send.
 
 What a sequence has is only its tokens. When its worker is lost it waits at its old place and is
 computed again, wherever. When a gateway misses something it says so in its beat and is sent it
@@ -16,6 +18,7 @@ again; when this scheduler is new, the gateways submit everything again with wha
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pagefleet.wire import (
     PROTOCOL,
@@ -78,11 +81,19 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A peer is gone: its process has ended, or its queue takes nothing any more."""
+    """A peer is gone: the kernel says that its process has ended."""
 
     peer: bytes
-    ended: bool = False
-    """The kernel says that the process has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """A peer could not be sent to: it has no connection for now, or takes nothing any more."""
+
+    peer: bytes
+
+
+Event: TypeAlias = Arrived | Lost | Unreachable
 
 
 class Scheduler:
@@ -127,7 +138,7 @@ class Scheduler:
             f"{len(self._workers)} workers, {self.placement!r}>"
         )
 
-    def handle(self, events: Iterable[Arrived | Lost], now: float) -> list[Send]:
+    def handle(self, events: Iterable[Event], now: float) -> list[Send]:
         """Take what happened and say what to send.
 
         Args:
@@ -138,10 +149,14 @@ class Scheduler:
             self._excuse(absence)
         self._now = now
         for event in events:
-            if isinstance(event, Lost):
-                self._lose(event.peer, CERTAIN if event.ended else DOUBTFUL)
-            else:
-                self._arrived(event.peer, event.message)
+            match event:
+                case Lost():
+                    self._lose(event.peer)
+                case Unreachable():
+                    if worker := self._workers.get(event.peer):
+                        worker.unreached = True
+                case Arrived():
+                    self._arrived(event.peer, event.message)
         self._watch()
         self.admission.watch(now)
         self.placement.admit(now)
@@ -193,9 +208,9 @@ class Scheduler:
             case GatewayBye():
                 self._lose(peer)
 
-    def _lose(self, peer: bytes, evidence: float = DOUBTFUL) -> None:
+    def _lose(self, peer: bytes) -> None:
         if peer in self._workers:
-            self._drop_worker(peer, evidence)
+            self._drop_worker(peer, CERTAIN)
         if self._gateways.pop(peer, None) is not None:
             self.usage.forget(peer)
             for request in self.requests.of(peer):
@@ -337,6 +352,9 @@ class Scheduler:
             return
         if worker.beat(beat, self._now):
             self._progressed = self._now
+        if worker.unreached:
+            worker.unreached = False
+            self._let_in(peer, worker)
         try:
             for plan in worker.overdue(self._now):
                 self.outbox.send(peer, plan)

@@ -45,6 +45,8 @@ class Worker:
     slowest: float = 0.0
     """Seconds between two advances of its progress, at most, while busy."""
     busy: bool = False
+    unreached: bool = False
+    """Something could not be sent to it: it is said again when it is heard."""
     confirmed: bool = False
     """Something was heard that it said under its epoch."""
 

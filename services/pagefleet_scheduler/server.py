@@ -22,7 +22,7 @@ from pagefleet.wire import (
     decode_from_worker,
     encode,
 )
-from pagefleet_scheduler.core import Arrived, Lost, Scheduler
+from pagefleet_scheduler.core import Arrived, Event, Lost, Scheduler, Unreachable
 from pagefleet_scheduler.queue import Room
 from pagefleet_scheduler.tap import Tap, TappedHub
 from pagefleet_scheduler.watch import ProcessWatch
@@ -89,13 +89,13 @@ class Server:
         self._stopping = True
         self._waker.send(b"\0")
 
-    def _receive(self) -> list[Arrived | Lost]:
+    def _receive(self) -> list[Event]:
         readable = dict(self._poller.poll(TICK_MS))
-        events: list[Arrived | Lost] = []
+        events: list[Event] = []
         for fd in readable:
             if fd in self._watch:
                 self._poller.unregister(fd)
-                events.append(Lost(self._watch.end(fd), ended=True))
+                events.append(Lost(self._watch.end(fd)))
                 log.warning("a worker process has ended")
         for hub, decode in (
             (self._gateways, decode_from_gateway),
@@ -142,22 +142,22 @@ class Server:
             log.info("no longer stalled")
         self._stalled = stalled
 
-    def _handle(self, events: list[Arrived | Lost]) -> None:
+    def _handle(self, events: list[Event]) -> None:
         while True:
-            lost: list[Arrived | Lost] = []
+            unreachable: list[Event] = []
             for send in self._scheduler.handle(events, time.monotonic()):
                 if isinstance(send.message, Refused):
                     self._part(send.peer)
                 if not self._send(send.peer, send.message):
-                    lost.append(Lost(send.peer))
-            if not lost:
+                    unreachable.append(Unreachable(send.peer))
+            if not unreachable:
                 return
-            events = lost
+            events = unreachable
 
     def _send(self, peer: bytes, message: Message) -> bool:
         hub = self._hub_of.get(peer)
         if hub is not None and hub.send(peer, encode(message)):
             return True
         self._hub_of.pop(peer, None)
-        log.warning("a peer is gone: %s cannot be sent", type(message).__name__)
+        log.info("a peer cannot be reached: %s is not sent", type(message).__name__)
         return False

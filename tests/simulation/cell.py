@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 
 import msgspec
 
@@ -178,15 +179,20 @@ class Cell:
             scheduler.after(0.0, partial(scheduler.lose, address))
 
     def disconnect(self, process: Process) -> None:
-        """ZeroMQ gives a connection up."""
+        """ZeroMQ gives a connection up; those of the scheduler are all."""
         if process.stopped:
-            process.connected_from = self.world.now + 3600.0
+            for each in self._connected(process):
+                each.connected_from = inf
 
     def resume(self, process: Process) -> None:
         """SIGCONT."""
-        if process.connected_from > self.world.now:
-            self.network.reconnect(process)
+        for each in self._connected(process):
+            if each.connected_from == inf:
+                self.network.reconnect(each)
         process.resume()
+
+    def _connected(self, process: Process) -> list[Process]:
+        return list(self.running.values()) if process.name == SCHEDULER else [process]
 
     def leave(self, request: str, choice: int | None) -> None:
         """A client leaves, or has enough of a choice."""

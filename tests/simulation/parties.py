@@ -13,7 +13,7 @@ import msgspec
 
 from pagefleet.wire import ROW_FIELDS, Message, Output, Plan, Result, RowError, unpack_ints
 from pagefleet_gateway.link import BEAT_SECONDS, Reaction, SchedulerLink
-from pagefleet_scheduler.core import Arrived, Lost, Scheduler
+from pagefleet_scheduler.core import Arrived, Event, Lost, Scheduler, Unreachable
 from pagefleet_worker.echo import EchoEngine
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.membership import Membership
@@ -33,7 +33,7 @@ class SchedulerProcess(Process):
         super().__init__(network.world, SCHEDULER, incarnation)
         self.core = Scheduler(self.world.random.getrandbits(55) << 7, check=True, **options)
         self._network = network
-        self._events: list[Arrived | Lost] = []
+        self._events: list[Event] = []
         self._woken = False
         self._last = 0.0
         network.add(self)
@@ -50,7 +50,7 @@ class SchedulerProcess(Process):
 
     def lose(self, peer: bytes) -> None:
         """The kernel says that a peer's process has ended."""
-        self._events.append(Lost(peer, ended=True))
+        self._events.append(Lost(peer))
         self._wake()
 
     def _wake(self) -> None:
@@ -70,14 +70,14 @@ class SchedulerProcess(Process):
         self._last = self.world.now
         events, self._events = self._events, []
         while True:
-            lost: list[Arrived | Lost] = [
-                Lost(send.peer)
+            unreachable: list[Event] = [
+                Unreachable(send.peer)
                 for send in self.core.handle(events, self.world.now)
                 if not self._network.send(self, send.message, send.peer)
             ]
-            if not lost:
+            if not unreachable:
                 return
-            events = lost
+            events = unreachable
 
 
 class GatewayProcess(Process):

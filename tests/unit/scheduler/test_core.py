@@ -35,7 +35,7 @@ from pagefleet.wire import (
     pack_ints,
     unpack_ints,
 )
-from pagefleet_scheduler.core import Arrived, Lost, Scheduler
+from pagefleet_scheduler.core import Arrived, Event, Lost, Scheduler, Unreachable
 from pagefleet_scheduler.queue import Room
 
 EPOCH = 1 << 20
@@ -52,7 +52,7 @@ class Cell:
     def tell(self, peer: bytes, message: ToScheduler) -> list[Message]:
         return self.events(Arrived(peer, message))
 
-    def events(self, *events: Arrived | Lost) -> list[Message]:
+    def events(self, *events: Event) -> list[Message]:
         sends = [(send.peer, send.message) for send in self.scheduler.handle(events, self.now)]
         self.sent += sends
         return [message for _, message in sends]
@@ -221,7 +221,8 @@ def test_a_lost_worker_s_sequences_go_on_elsewhere(cell: Cell) -> None:
     cell.now += 1.5
     cell.answer(again, 51, peer=b"two")
     assert cell.outputs() == [(0, 0, [50], None), (0, 1, [51], None)]
-    figures = cell.scheduler.figures.stats()
+    scheduler = cell.scheduler
+    figures = scheduler.figures.stats(scheduler.placement, scheduler.admission, joins=2)
     assert (figures.dropped_results, figures.lost_workers, figures.migrations) == (1, 1, 1)
     assert (figures.recoveries, figures.recovery_micros) == (1, 1_500_000)
     plans = cell.plans(b"one") + cell.plans(b"two")
@@ -252,6 +253,15 @@ def test_its_own_absence_is_not_the_silence_of_others(cell: Cell) -> None:
     cell.answer(cell.plans()[1], 51)
     assert cell.outputs() == [(0, 0, [50], None), (0, 1, [51], None)]
     assert [plan.step for plan in cell.plans()] == [0, 1, 2]
+
+
+def test_who_cannot_be_reached_is_not_lost_and_hears_all_again(cell: Cell) -> None:
+    epoch = cell.join()
+    cell.submit()
+    plans = cell.plans()
+    assert cell.events(Unreachable(b"w"), Unreachable(b"g")) == []
+    assert cell.tell(b"w", WorkerBeat(epoch, 0, False)) == [Join(epoch), *plans]
+    assert cell.tell(b"w", WorkerBeat(epoch, 0, False)) == []
 
 
 @pytest.mark.parametrize("says_goodbye", [True, False])

@@ -28,13 +28,13 @@ class Cell:
     def __init__(self) -> None:
         self.scheduler = Scheduler(1 << 20, check=True)
         self.workers = 0
+        self.now = 1.0
         self.sent: list[tuple[bytes, Message]] = []
 
     def handle(self, *events: Arrived | Lost) -> None:
         beat = Arrived(b"g", GatewayHello(PROTOCOL))
-        self.sent += [
-            (send.peer, send.message) for send in self.scheduler.handle([*events, beat], 1.0)
-        ]
+        sends = self.scheduler.handle([*events, beat], self.now)
+        self.sent += [(send.peer, send.message) for send in sends]
 
     def tell(self, peer: bytes, message: ToScheduler) -> None:
         self.handle(Arrived(peer, message))
@@ -46,7 +46,7 @@ class Cell:
         return peer
 
     def end(self, peer: bytes) -> None:
-        self.handle(Lost(peer, ended=True))
+        self.handle(Lost(peer))
 
     def submit(self, request: str, prompt: int) -> None:
         params = SamplingParams(max_tokens=30, seed=1)
@@ -181,5 +181,8 @@ def test_silence_counts_by_half(cell: Cell) -> None:
     cell.end(cell.join())
     for _ in range(4):
         assert cell.refused() == []
-        cell.handle(Lost(cell.join()))
+        cell.join()
+        for _ in range(6):
+            cell.now += 0.4
+            cell.handle()
     assert cell.refused() == ["five"]
