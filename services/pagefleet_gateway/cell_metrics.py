@@ -121,7 +121,9 @@ class CellCollector(Collector):
             "vllm:num_preemptions", "Sequences that lost their blocks.", labels=_LABELS
         )
         config = GaugeMetricFamily(
-            "vllm:cache_config_info", "Size of the KV pool.", labels=(*_LABELS, "num_gpu_blocks")
+            "vllm:cache_config_info",
+            "Size of the KV pool.",
+            labels=(*_LABELS, "block_size", "num_gpu_blocks"),
         )
         blocks = GaugeMetricFamily(
             "pagefleet_blocks", "Blocks of the KV pool by state.", labels=(*_LABELS, "state")
@@ -133,7 +135,7 @@ class CellCollector(Collector):
             queries.add_metric(labels, stats.prefix_queries)
             hits.add_metric(labels, stats.prefix_hits)
             preemptions.add_metric(labels, stats.preemptions)
-            config.add_metric((*labels, str(stats.blocks)), 1)
+            config.add_metric((*labels, str(stats.block_size), str(stats.blocks)), 1)
             free = stats.blocks - stats.used_blocks - stats.cached_blocks
             blocks.add_metric((*labels, "used"), stats.used_blocks)
             blocks.add_metric((*labels, "cached"), stats.cached_blocks)

@@ -118,4 +118,5 @@ class Worker:
             swapped_in=planner.host.moved_in,
             drafted=planner.drafted,
             drafts_kept=planner.drafts_kept,
+            block_size=planner.worker.block_size,
         )

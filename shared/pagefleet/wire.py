@@ -308,6 +308,8 @@ class EngineStats(Part, frozen=True):
     drafted: int = 0
     """Tokens fed on trial."""
     drafts_kept: int = 0
+    block_size: int = 0
+    """Tokens a block holds."""
 
 
 STEP_BOUNDS = tuple(2**power for power in (0, *range(3, 15)))

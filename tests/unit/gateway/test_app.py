@@ -270,6 +270,8 @@ def test_metrics(cell: Cell) -> None:
     engine = 'engine="3",model_name="echo"'
     wait_until(lambda: value("vllm:num_requests_running", engine) == 0)
     assert value("vllm:kv_cache_usage_perc", engine) == 0.4
+    sizes = 'block_size="16",engine="3",model_name="echo",num_gpu_blocks="10"'
+    assert value("vllm:cache_config_info", sizes) == 1
     assert value("vllm:prefix_cache_hits_total", engine) == 60
     assert value("pagefleet_blocks", f'{engine},state="free"') == 1
     steps = [value("vllm:iteration_tokens_total" + part) for part in ("_count", "_sum")]
