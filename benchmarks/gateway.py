@@ -9,7 +9,8 @@ application that sends as many events of the same size: one after the other (`ba
 pace of the tokens (`paced`), which shows what it costs to wake up for each and to wake the reader.
 The best of `--rounds` counts, because whatever else runs on the machine only adds.
 
-Below, what text costs without HTTP: microseconds a token to detokenize, watch for stop strings and
+Below, what it costs to render a chat's template in a helper process, where it can do no harm, and
+what text costs without HTTP: microseconds a token to detokenize, watch for stop strings and
 write events, for a short and a long answer; it must not grow.
 """
 
@@ -18,6 +19,7 @@ import asyncio
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -33,9 +35,11 @@ from starlette.types import Receive, Scope, Send
 from pagefleet.wire import Output, pack_ints
 from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.generation import Limits, understand_completion
+from pagefleet_gateway.isolated_template import IsolatedTemplate
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.protocol import GuardedProtocol
 from pagefleet_gateway.stream import Renderer
+from pagefleet_gateway.template import ChatTemplate, TemplateSource
 
 LETTERS = list(range(ord("a"), ord("z") + 1))
 """Token ids of the echo model whose text is complete at once."""
@@ -43,6 +47,10 @@ LETTERS = list(range(ord("a"), ord("z") + 1))
 _LONGEST = 2000
 _SECONDS_A_STREAM = 0.0003
 """Of a step: slow enough that no gateway falls behind, and joins tokens into one event."""
+
+_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+)
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -60,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         paced = min(_bare(streams, tokens, _pace(streams)) for _ in range(options.rounds))
         bare = min(_bare(streams, tokens, 0.0) for _ in range(options.rounds))
         print(f"  {streams:7}   {gateway:7.1f}   {paced:5.1f}   {bare:5.1f}")
+    here, helper = _rendering()
+    print(f"\nMicroseconds to render a chat: {here:.0f} here, {helper:.0f} in a helper")
     print(
         "\nMicroseconds of text a token, by tokens of the answer\n\n  stop strings      64   32,000"
     )
@@ -231,6 +241,25 @@ async def _send_events(pace: float, scope: Scope, receive: Receive, send: Send) 
         await send({"type": "http.response.body", "body": event, "more_body": True})
         await asyncio.sleep(pace)
     await send({"type": "http.response.body", "body": b""})
+
+
+# --- templates ------------------------------------------------------------------------------------
+
+
+def _rendering() -> tuple[float, float]:
+    """Microseconds, in the median, in this process and in a helper."""
+    source = TemplateSource(_TEMPLATE, {})
+    chat = {"messages": [{"role": "user", "content": "hello " * 20}] * 4}
+    medians = []
+    for template in (ChatTemplate(source.text, {}), IsolatedTemplate(source)):
+        seconds = []
+        for _ in range(2000):
+            began = time.perf_counter()
+            template.render(chat)
+            seconds.append(time.perf_counter() - began)
+        medians.append(1e6 * statistics.median(seconds))
+    here, helper = medians
+    return here, helper
 
 
 # --- text -----------------------------------------------------------------------------------------
