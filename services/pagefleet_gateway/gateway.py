@@ -21,8 +21,8 @@ KEEP_ALIVE_SECONDS: Final = 10.0
 
 DRAINING: Final = "This server is shutting down."
 
-_THREADS: Final = 32
-"""Most of them wait for a helper process, and cost nothing meanwhile."""
+_THREADS: Final = 8
+"""Some of them wait for helper processes; many that compute would keep the GIL from the loop."""
 
 
 @dataclass

@@ -24,6 +24,10 @@ START_SECONDS: Final = 60.0
 """Until a helper is ready, on a busy machine."""
 
 
+WAIT_SECONDS: Final = 2.0
+"""For a helper that is free."""
+
+
 class LimitError(Exception):
     """A job passed a limit; says which, as the end of a sentence that begins with `it`."""
 
@@ -112,10 +116,15 @@ class Helper:
 
 
 class HelperPool:
-    """`size` helpers of one kind; `content` is what each needs to begin."""
+    """`size` helpers of one kind; `content` is what each needs to begin.
 
-    def __init__(self, kind: str, content: bytes, limits: Limits, size: int) -> None:
-        self._kind, self._content, self._limits = kind, content, limits
+    wait: seconds that a job waits for one that is free.
+    """
+
+    def __init__(
+        self, kind: str, content: bytes, limits: Limits, size: int, wait: float = WAIT_SECONDS
+    ) -> None:
+        self._kind, self._content, self._limits, self._wait = kind, content, limits, wait
         self._idle: queue.SimpleQueue[Helper] = queue.SimpleQueue()
         for _ in range(size):
             self._idle.put(self._new())
@@ -144,7 +153,7 @@ class HelperPool:
             HelperError: none can be started.
         """
         try:
-            helper = self._idle.get(timeout=self._limits.seconds)
+            helper = self._idle.get(timeout=self._wait)
         except queue.Empty:
             text = "Too many requests with templates and grammars came at once."
             raise unavailable(text, "overloaded") from None

@@ -119,7 +119,7 @@ def test_others_go_on_while_one_computes() -> None:
 
 
 def test_whoever_finds_none_free_is_told_to_come_again() -> None:
-    pool = HelperPool("template", content("{{ n }}"), Limits(5.0, 0.1, 64 << 20), 1)
+    pool = HelperPool("template", content("{{ n }}"), LIMITS, 1, wait=0.1)
     busy = pool._idle.get()
     with pytest.raises(ApiError) as caught:
         pool.run(msgspec.msgpack.encode({"n": 1}))
