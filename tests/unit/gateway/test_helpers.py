@@ -2,6 +2,8 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,12 +15,18 @@ from pagefleet_gateway.helper import Limits
 from pagefleet_gateway.helpers import Helper, HelperPool, LimitError
 from pagefleet_gateway.isolated_template import IsolatedTemplate
 from pagefleet_gateway.template import ChatTemplate, ChatTemplateError, Rendered, TemplateSource
+from pagefleet_worker.prepare import prepare
+from tests.unit.gateway.test_app import running_cell
 
 LIMITS = Limits(cpu_seconds=0.3, seconds=20.0, memory=64 << 20)
 USER = {"messages": [{"role": "user", "content": "hello"}]}
 TURNS = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 COUNTS = "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}done"
 REPEATS = "{{ (messages[0].content * n) | length }}"
+
+PARTS = " & ".join(f"/(.*[a-z]{{{length}}})*/" for length in range(2, 14))
+ENDLESS = f"start: TEXT\nTEXT: {PARTS}\n"
+"""A grammar that takes minutes to compile."""
 
 
 def template(source: str, limits: Limits = LIMITS) -> IsolatedTemplate:
@@ -130,10 +138,8 @@ def test_whoever_finds_none_free_is_told_to_come_again() -> None:
 
 def test_a_grammar_that_takes_too_much_names_its_field() -> None:
     grammars = Grammars(LIMITS)
-    parts = " & ".join(f"/(.*[a-z]{{{length}}})*/" for length in range(2, 14))
-    endless = Source("grammar", f"start: TEXT\nTEXT: {parts}\n")
     with pytest.raises(ApiError, match=r"processor time|memory") as caught:
-        grammars.structure(endless, "structured_outputs.grammar")
+        grammars.structure(Source("grammar", ENDLESS), "structured_outputs.grammar")
     assert (caught.value.status, caught.value.param) == (400, "structured_outputs")
     assert grammars.structure(Source("regex", "a+"), "structured_outputs.regex").grammar
 
@@ -143,3 +149,16 @@ def test_a_grammar_is_compiled_once() -> None:
     first = grammars.structure(Source("regex", "a+"), "structured_outputs.regex")
     grammars._helpers = HelperPool("template", content(""), LIMITS, 1)
     assert grammars.structure(Source("regex", "a+"), "structured_outputs.regex") == first
+
+
+@pytest.mark.slow
+def test_hostile_grammars_keep_nobody_else_waiting(tmp_path: Path) -> None:
+    hostile = {"prompt": "abc", "max_tokens": 2, "structured_outputs": {"grammar": ENDLESS}}
+    with running_cell(prepare("echo", tmp_path), tmp_path) as cell, ThreadPoolExecutor() as pool:
+        attacks = [pool.submit(cell.post, **hostile) for _ in range(4)]
+        for _ in range(10):
+            assert cell.post(prompt="abc", max_tokens=2).status_code == 200
+        assert not any(attack.done() for attack in attacks)
+        statuses = {attack.result().status_code for attack in attacks}
+    assert statuses <= {400, 503}
+    assert 400 in statuses
