@@ -26,14 +26,14 @@ LAYERS = {
     "pagefleet_kernels": {"torch", "triton", "numba", "llvmlite", "numpy"},
     "pagefleet_gateway": {
         *("pagefleet", "msgspec", "zmq", "prometheus_client", "starlette", "uvicorn", "h11"),
-        *("tokenizers", "jinja2", "llguidance"),
+        *("tokenizers", "jinja2", "llguidance", "opentelemetry"),
     },
     "pagefleet_scheduler": {"pagefleet", "msgspec", "zmq"},
     "pagefleet_worker": {
         *("pagefleet", "pagefleet_kernels", "msgspec", "zmq", "numpy", "torch", "transformers"),
         *("safetensors", "gguf", "tokenizers", "huggingface_hub", "llguidance"),
     },
-    "pagefleet_launcher": {"pagefleet", "msgspec"},
+    "pagefleet_launcher": {"pagefleet", "msgspec", "zmq", "msgpack"},
 }
 """What each package may import beside itself and the standard library."""
 
