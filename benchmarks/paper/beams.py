@@ -70,7 +70,7 @@ class BeamReplay:
         scores = [-_STEP * rank for rank, parent in enumerate(parents) if parent == number]
         scores += [_HOPELESS] * (request.params.candidates - len(scores))
         return Logprobs(
-            b"",
+            pack_floats([0.0]),
             pack_ints(range(len(scores))),
             pack_floats(score - search.scores[number] for score in scores),
         )
