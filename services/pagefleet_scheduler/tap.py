@@ -18,10 +18,11 @@ class Tap:
     """
 
     def __init__(self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        check_endpoint(endpoint)
         self._socket = context.socket(zmq.PUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         try:
-            self._socket.bind(check_endpoint(endpoint))
+            self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             self._socket.close()
             raise EndpointError(f"{endpoint}: cannot listen there: {error}") from error

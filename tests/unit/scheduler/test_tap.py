@@ -1,0 +1,67 @@
+"""The tap publishes what passes a hub, whether or not anybody reads."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import zmq
+
+from pagefleet.transport import EndpointError, Peer
+from pagefleet_scheduler.tap import Tap, TappedHub
+
+
+@pytest.fixture
+def context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
+    with zmq.Context() as context:
+        yield context
+
+
+def test_both_directions_are_published(
+    tmp_path: Path, context: "zmq.Context[zmq.Socket[bytes]]"
+) -> None:
+    where = f"ipc://{tmp_path}/tap"
+    with (
+        closing(Tap(where, context)) as tap,
+        closing(TappedHub(f"ipc://{tmp_path}/hub", context, b"worker", tap)) as hub,
+        closing(Peer(f"ipc://{tmp_path}/hub", context)) as peer,
+        closing(context.socket(zmq.SUB)) as reader,
+    ):
+        reader.setsockopt(zmq.LINGER, 0)
+        reader.setsockopt(zmq.SUBSCRIBE, b"")
+        reader.setsockopt(zmq.RCVTIMEO, 10_000)
+        reader.connect(where)
+        while not reader.poll(10):
+            tap.publish(b"is anybody there?")
+        while reader.poll(50):
+            reader.recv_multipart()
+        while not peer.send(b"hello"):
+            peer.socket.poll(10, zmq.POLLOUT)
+        hub.socket.poll(10_000)
+        [(identity, frame)] = hub.receive()
+        assert frame == b"hello"
+        assert reader.recv_multipart() == [b">", b"worker", identity, b"hello"]
+        assert hub.send(identity, b"welcome")
+        assert reader.recv_multipart() == [b"<", b"worker", identity, b"welcome"]
+
+
+def test_nobody_who_does_not_read_is_waited_for(
+    tmp_path: Path, context: "zmq.Context[zmq.Socket[bytes]]"
+) -> None:
+    with (
+        closing(Tap(f"ipc://{tmp_path}/tap", context)) as tap,
+        closing(context.socket(zmq.SUB)) as reader,
+    ):
+        reader.setsockopt(zmq.LINGER, 0)
+        reader.setsockopt(zmq.SUBSCRIBE, b"")
+        reader.connect(f"ipc://{tmp_path}/tap")
+        while not reader.poll(10):
+            tap.publish(b"is anybody there?")
+        for _ in range(20_000):
+            tap.publish(b"<", b"worker", b"w", b"x" * 1000)
+
+
+def test_an_address_that_is_none_is_refused(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    for address in ("nowhere", "tcp://0.0.0.0:5555", "ipc:///no/such/folder/tap"):
+        with pytest.raises(EndpointError):
+            Tap(address, context)
