@@ -153,7 +153,7 @@ class Cell:
         if gateway is None or wish is None or request not in gateway.clients:
             return
         client = gateway.clients[request]
-        if client.open:
+        if client.open and "moved" not in client.refusals:
             client.refusals |= {"moved"}
             self._wishes[request] = replace(wish, resumes=None)
             self.world.tell(request, "goes on at another gateway")
