@@ -20,7 +20,9 @@ from pagefleet_launcher.process import Process, describe, say
 
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
-SETTLED_AFTER = 30.0
+SETTLED_AFTER = 5.0
+"""Seconds after which an end is bad luck rather than a service that cannot run."""
+
 MISCONFIGURED = 2
 """The exit status of a service whose settings are wrong (`pagefleet.settings.parse`)."""
 
