@@ -9,7 +9,7 @@ scheduler before this one knew of.
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from pagefleet.wire import TenantUse
+from pagefleet.wire import MOST_USE, TenantUse
 
 
 @dataclass
@@ -18,8 +18,8 @@ class _Sum:
     tokens: int = 0
 
     def add(self, new: TenantUse, old: TenantUse) -> None:
-        self.requests += max(0, new.requests - old.requests)
-        self.tokens += max(0, new.tokens - old.tokens)
+        self.requests = min(self.requests + max(0, new.requests - old.requests), MOST_USE)
+        self.tokens = min(self.tokens + max(0, new.tokens - old.tokens), MOST_USE)
 
 
 _NOTHING = TenantUse(0, 0, 0)
@@ -59,7 +59,7 @@ class Usage:
             tenant: TenantUse(
                 self._total[tenant].requests - own[tenant].requests,
                 self._total[tenant].tokens - own[tenant].tokens,
-                sum(used.get(tenant, _NOTHING).open for used in others),
+                min(sum(used.get(tenant, _NOTHING).open for used in others), MOST_USE),
             )
             for tenant in tenants
         }

@@ -51,6 +51,11 @@ Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Micros: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
+MOST_USE = 2**53
+"""Of anything that a tenant uses: sums of it are integers in every language."""
+
+Use: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST_USE)]
+
 SAMPLED = -1
 """As an input token of a row: the token that the worker itself sampled last for this slot."""
 
@@ -246,11 +251,11 @@ class OpenRequest(Part, frozen=True):
 class TenantUse(Part, frozen=True):
     """What a tenant that has limits uses."""
 
-    requests: int
+    requests: Use
     """That it sent."""
-    tokens: int
+    tokens: Use
     """Of its prompts and answers."""
-    open: int
+    open: Use
     """Requests that are being answered now."""
 
 

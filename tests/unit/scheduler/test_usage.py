@@ -2,7 +2,7 @@
 
 import random
 
-from pagefleet.wire import TenantUse
+from pagefleet.wire import MOST_USE, Pulse, TenantUse, decode_to_gateway, encode
 from pagefleet_scheduler.usage import Usage
 
 
@@ -56,3 +56,18 @@ def test_what_a_gateway_used_outlives_it_but_what_it_had_open_does_not() -> None
     usage.note(b"a", {"t": TenantUse(3, 4, 2)})
     usage.forget(b"a")
     assert usage.elsewhere(b"b") == {"t": TenantUse(3, 4, 0)}
+
+
+def test_what_no_gateway_could_have_used_can_still_be_told() -> None:
+    usage = Usage()
+    for gateway in (b"a", b"b", b"c"):
+        usage.note(gateway, {})
+    for _ in range(3000):
+        for gateway in (b"a", b"b"):
+            usage.note(gateway, {"t": TenantUse(MOST_USE, MOST_USE, MOST_USE)})
+            usage.note(gateway, {})
+    usage.note(b"a", {"t": TenantUse(0, 0, MOST_USE)})
+    usage.note(b"b", {"t": TenantUse(0, 0, MOST_USE)})
+    pulse = Pulse(1, 0, 0, 0, 0, [], False, elsewhere=usage.elsewhere(b"c"))
+    assert decode_to_gateway(encode(pulse)) == pulse
+    assert pulse.elsewhere["t"] == TenantUse(MOST_USE, MOST_USE, MOST_USE)
