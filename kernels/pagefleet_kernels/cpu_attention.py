@@ -40,7 +40,7 @@ from pagefleet_kernels.cpu_online_softmax import (
 )
 from pagefleet_kernels.cpu_rows import (
     Block,
-    load_row,
+    load_query,
     prefetch,
     store_row,
 )
@@ -106,8 +106,8 @@ def _head(block: Any, arguments: Any, number: int, ahead: int, ahead_offsets: in
 
 @device
 def _load_queries(block: Any, arguments: Any, task: Task, head: int, room: Room) -> None:
-    """The queries of a task for one head, times the scale, filled up to whole blocks with zeros;
-    their states are emptied.
+    """The queries of a task for one head, filled up to whole blocks with zeros; their states are
+    emptied.
     """
     group, queries = arguments.group, task.tokens * arguments.group
     for query in range(-(-queries // block.queries) * block.queries):
@@ -115,7 +115,7 @@ def _load_queries(block: Any, arguments: Any, task: Task, head: int, room: Room)
         source += (head * group + query % group) * block.head_bytes
         target = room.queries + query * block.row_bytes
         if query < queries:
-            load_row(block, source, target, arguments.scale)
+            load_query(block, source, target)
         else:
             for place in range(0, block.row_bytes, 64):
                 store_floats(target + place, broadcast(0.0))

@@ -22,6 +22,7 @@ from pagefleet_kernels.cpu_grouped import emit_grouped_product
 from pagefleet_kernels.cpu_ir import (
     INTS,
     LANES,
+    MULTIPLIES_BFLOAT16,
     VECTOR,
     Format,
     at,
@@ -30,14 +31,12 @@ from pagefleet_kernels.cpu_ir import (
     intrinsic,
     ints,
     load,
+    paired_product,
     splat,
     store,
 )
 
 _FEATURES = binding.get_host_cpu_features()
-
-MULTIPLIES_BFLOAT16 = bool(_FEATURES.get("avx512bf16"))
-"""Whether the processor multiplies bfloat16 without widening it."""
 
 TILE_ROWS = 12 if _FEATURES.get("avx512f") else 3
 """As many as leave registers for the weights and an input."""
@@ -49,31 +48,6 @@ PANEL = PANEL_VECTORS * LANES
 _VECTOR_BYTES = LANES * 4
 _WORD = types.int64
 _INT64 = ir.IntType(64)
-
-
-class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite does not name."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-_BFLOATS = ir.VectorType(_BFloat(), 2 * LANES)
-
-
-def _paired(builder: Any, values: Any, weights: Any, total: Any) -> Any:
-    """total + the products of both numbers of each pair, by one instruction."""
-    kind = ir.FunctionType(VECTOR, [VECTOR, _BFLOATS, _BFLOATS])
-    name = "llvm.x86.avx512bf16.dpbf16ps.512"
-    function = cgutils.get_or_insert_function(builder.module, kind, name)
-    pairs = [builder.bitcast(each, _BFLOATS) for each in (values, weights)]
-    return builder.call(function, [total, *pairs])
 
 
 def _widened(builder: Any, values: Any, weights: Any, total: Any) -> Any:
@@ -89,7 +63,7 @@ def _widened(builder: Any, values: Any, weights: Any, total: Any) -> Any:
 def _multiply_add(builder: Any, form: Format, values: Any, weights: Any, total: Any) -> Any:
     if form is Format.FLOAT32:
         return call(builder, "fma", values, weights, total)
-    return (_paired if MULTIPLIES_BFLOAT16 else _widened)(builder, values, weights, total)
+    return (paired_product if MULTIPLIES_BFLOAT16 else _widened)(builder, values, weights, total)
 
 
 def _emit_product(

@@ -16,12 +16,14 @@ neighbours turn that round, because a region waits for its last thread: give a w
 Where a torch build has no such runtime, kernels run on the calling thread.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import logging
 import os
 import pathlib
+import shutil
 import struct
 import tempfile
 import threading
@@ -48,6 +50,9 @@ FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 
 _WORTH_A_THREAD = 1 << 14
 """Numbers of an element-wise kernel that take as long as waking another thread."""
+
+_VERSIONS_KEPT = 8
+"""Versions of the kernels whose compiled code stays on disk."""
 
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
@@ -164,7 +169,8 @@ class Scratch(threading.local):
 def source_digest() -> str:
     """Eight hexadecimal digits that tell versions of the CPU kernels apart."""
     digest = hashlib.sha256()
-    for source in sorted(pathlib.Path(__file__).parent.glob("cpu_*.py")):
+    folder = pathlib.Path(__file__).parent
+    for source in (*sorted(folder.glob("cpu_*.py")), folder / "quantized.py"):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:8]
 
@@ -185,4 +191,17 @@ def _cache_by_source() -> None:
     except OSError as error:
         folder = pathlib.Path(tempfile.mkdtemp(prefix="pagefleet-kernels-"))
         _log.warning("compiled kernels are kept in %s for this run only: %s", folder, error)
+    else:
+        _forget_old_versions(folder)
     numba.config.CACHE_DIR = str(folder)
+
+
+def _forget_old_versions(folder: pathlib.Path) -> None:
+    """Leave the `_VERSIONS_KEPT` last used of this folder and its neighbours; whoever still uses
+    another compiles again.
+    """
+    with contextlib.suppress(OSError):  # another process may do the same
+        os.utime(folder)
+        versions = sorted(folder.parent.iterdir(), key=lambda version: version.stat().st_mtime)
+        for version in versions[:-_VERSIONS_KEPT]:
+            shutil.rmtree(version, ignore_errors=True)

@@ -214,7 +214,9 @@ def _weigh_block(
 
 
 @device
-def _block_scores(block: Any, head: Head, room: Room, query: int, begin: int, end: int) -> None:
+def _block_scores(
+    block: Any, head: Head, room: Room, query: int, begin: int, end: int, scale: float
+) -> None:
     """Scores of a block of queries with the keys `begin` .. `end` - 1, in whole sixteens. Where
     keys are read as they lie, their values are sent for.
     """
@@ -222,9 +224,9 @@ def _block_scores(block: Any, head: Head, room: Room, query: int, begin: int, en
     for key in range(begin // 16 * 16, end, 16):
         output, offsets = room.weights + key * 4, room.offsets + key * 8
         if block.packed:
-            packed_scores(block, queries, room.panel + key * block.row_bytes, output)
+            packed_scores(block, queries, room.panel + key * block.row_bytes, output, scale)
         else:
-            scores(block, queries, offsets, head.keys, head.values, output)
+            scores(block, queries, offsets, head.keys, head.values, output, scale)
 
 
 @device
@@ -242,7 +244,7 @@ def attend_block(
     end = _visible(arguments, task, tile, query + block.queries - 1)[1]
     if begin >= end:
         return
-    _block_scores(block, head, room, query, begin, end)
+    _block_scores(block, head, room, query, begin, end, arguments.scale)
     for index in range(block.queries):
         low, high = _visible(arguments, task, tile, query + index)
         if low < high:

@@ -18,6 +18,7 @@ from pagefleet_kernels.cpu_ir import (
     INT,
     INTS,
     LANES,
+    MULTIPLIES_BFLOAT16,
     VECTOR,
     Format,
     at,
@@ -57,6 +58,12 @@ class Block:
         return -(-self.head_size // LANES)
 
     @property
+    def paired(self) -> bool:
+        """Whether queries and keys are multiplied as they lie, two bfloat16 at a time."""
+        whole = self.head_size % (2 * LANES) == 0
+        return MULTIPLIES_BFLOAT16 and self.format is Format.BFLOAT16 and whole
+
+    @property
     def head_bytes(self) -> int:
         """Size of one row in memory."""
         return self.head_size * self.format.itemsize
@@ -80,7 +87,7 @@ class Block:
 constant_in_kernels(Block)
 
 
-for _name in ("queries", "head_bytes", "row_bytes", "state_bytes", "single", "packed"):
+for _name in ("queries", "head_bytes", "row_bytes", "state_bytes", "single", "packed", "paired"):
     attribute_in_kernels(_name)
 
 
@@ -124,6 +131,14 @@ def load_piece(builder: Any, block: Block, address: Any, piece: Piece) -> list[A
         zeros = ir.Constant(ir.VectorType(lane, piece.size), None)
         values = shuffle(builder, values, zeros, list(range(LANES)))
     return [values if block.format is Format.FLOAT32 else widen(builder, values)]
+
+
+def load_keys(builder: Any, block: Block, address: Any, piece: Piece) -> list[tuple[int, Any]]:
+    """What a piece of a key is multiplied as, numbered: its chunks, or all its pairs at once."""
+    if block.paired:
+        place = at(builder, address, piece.begin * block.format.itemsize)
+        return [(piece.begin // piece.size, load(builder, place, INTS))]
+    return list(zip(piece.chunks, load_piece(builder, block, address, piece), strict=True))
 
 
 def store_piece(builder: Any, block: Block, address: Any, piece: Piece, chunks: list[Any]) -> None:
@@ -177,20 +192,17 @@ def prefetch(typing: Any, block: Any, offsets: Any, rows: Any) -> Any:
 
 
 @intrinsic
-def load_row(typing: Any, block: Any, source: Any, scratch: Any, factor: Any) -> Any:
-    """One row from memory, times the float32 `factor`, into scratch order."""
+def load_query(typing: Any, block: Any, source: Any, scratch: Any) -> Any:
+    """One row from memory, as keys are multiplied (`load_keys`): in scratch order, or as it is."""
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, source, scratch, factor = arguments
-        factors = splat(builder, factor)
+        _, source, scratch = arguments
         for piece in pieces(block.value):
-            chunks = load_piece(builder, block.value, source, piece)
-            for chunk, values in zip(piece.chunks, chunks, strict=True):
-                place = at(builder, scratch, chunk * VECTOR_BYTES)
-                store(builder, builder.fmul(values, factors), place)
+            for number, values in load_keys(builder, block.value, source, piece):
+                store(builder, values, at(builder, scratch, number * VECTOR_BYTES))
         return context.get_dummy_value()
 
-    return types.void(block, _WORD, _WORD, types.float32), lower
+    return types.void(block, _WORD, _WORD), lower
 
 
 @intrinsic

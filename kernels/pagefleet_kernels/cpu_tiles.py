@@ -10,6 +10,9 @@ depend on how many others came with it (decode against prefill):
                      does (Goto and van de Geijn, ACM TOMS 34(3), 2008). One lane is one key, so
                      the same sum is spelled out: sixteen partial sums, added in the same tree.
 
+In bfloat16 both multiply two numbers of a query and a key at a time, by VDPBF16PS, where the
+processor has it and a head has whole vectors of them: then a lane stands for a pair.
+
 `weigh` adds weighted values key by key, in ascending order; queries never mix in it, so any number
 of them may share the values that it loads.
 """
@@ -22,12 +25,15 @@ from numba.core import cgutils
 
 from pagefleet_kernels.cpu_ir import (
     FLOAT,
+    INTS,
     LANES,
     VECTOR,
     at,
     call,
+    floats,
     intrinsic,
     load,
+    paired_product,
     shuffle,
     splat,
     store,
@@ -38,6 +44,7 @@ from pagefleet_kernels.cpu_rows import (
     Block,
     Piece,
     emit_prefetch,
+    load_keys,
     load_piece,
     pieces,
     row_address,
@@ -70,8 +77,31 @@ def _fold_together(builder: Any, rows: list[Any], width: int) -> Any:
     return builder.fadd(shuffle(builder, left, right, low), shuffle(builder, left, right, high))
 
 
+def _grown(builder: Any, block: Block, factor: Any, numbers: Any, sums: Any) -> Any:
+    """A query's sums with one more part of a key; None is no sum yet."""
+    if block.paired:
+        return paired_product(builder, factor, numbers, floats(0.0) if sums is None else sums)
+    if sums is None:
+        return builder.fmul(factor, numbers)
+    return call(builder, "fma", factor, numbers, sums)
+
+
+def _store_scores(builder: Any, rows: list[Any], scale: Any, output: Any) -> None:
+    factor = splat(builder, scale)
+    for query, row in enumerate(rows):
+        place = at(builder, output, query * TILE * FLOAT_BYTES)
+        store(builder, builder.fmul(row, factor), place)
+
+
 def _emit_scores(
-    builder: Any, block: Block, queries: Any, offsets: Any, keys: Any, values: Any, output: Any
+    builder: Any,
+    block: Block,
+    queries: Any,
+    offsets: Any,
+    keys: Any,
+    values: Any,
+    output: Any,
+    scale: Any,
 ) -> None:
     def products(leaf: int) -> list[Any]:
         key = ir.Constant(ir.IntType(64), 4 * (leaf % 4) + leaf // 4)
@@ -79,16 +109,11 @@ def _emit_scores(
         emit_prefetch(builder, block, row_address(builder, offsets, values, key))
         sums: list[Any] = [None] * block.queries
         for piece in pieces(block):
-            chunks = load_piece(builder, block, address, piece)
-            for chunk, numbers in zip(piece.chunks, chunks, strict=True):
+            for number, numbers in load_keys(builder, block, address, piece):
                 for query in range(block.queries):
-                    place = query * block.row_bytes + chunk * VECTOR_BYTES
-                    factor = load(builder, at(builder, queries, place))
-                    sums[query] = (
-                        builder.fmul(factor, numbers)
-                        if chunk == 0
-                        else call(builder, "fma", factor, numbers, sums[query])
-                    )
+                    place = query * block.row_bytes + number * VECTOR_BYTES
+                    factor = load(builder, at(builder, queries, place), numbers.type)
+                    sums[query] = _grown(builder, block, factor, numbers, sums[query])
         return sums
 
     def folded(leaf: int, width: int) -> list[Any]:
@@ -100,24 +125,23 @@ def _emit_scores(
             _fold_together(builder, list(rows), 2 * width) for rows in zip(*halves, strict=True)
         ]
 
-    for query, row in enumerate(folded(0, 1)):
-        store(builder, row, at(builder, output, query * TILE * FLOAT_BYTES))
+    _store_scores(builder, folded(0, 1), scale, output)
 
 
-def _emit_packed_scores(builder: Any, block: Block, queries: Any, panel: Any, output: Any) -> None:
+def _emit_packed_scores(
+    builder: Any, block: Block, queries: Any, panel: Any, output: Any, scale: Any
+) -> None:
+    kind = INTS if block.paired else VECTOR
+
     def products(lane: int) -> list[Any]:
         sums: list[Any] = [None] * block.queries
-        for chunk in range(block.chunks):
-            number = chunk * LANES + lane
-            values = load(builder, at(builder, panel, number * VECTOR_BYTES))
+        for part in range(block.chunks // 2 if block.paired else block.chunks):
+            number = part * LANES + lane
+            numbers = load(builder, at(builder, panel, number * VECTOR_BYTES), kind)
             for query in range(block.queries):
-                place = query * block.row_bytes + number * FLOAT_BYTES
-                factor = splat(builder, load(builder, at(builder, queries, place), FLOAT))
-                sums[query] = (
-                    builder.fmul(factor, values)
-                    if chunk == 0
-                    else call(builder, "fma", factor, values, sums[query])
-                )
+                place = at(builder, queries, query * block.row_bytes + number * FLOAT_BYTES)
+                factor = splat(builder, load(builder, place, kind.element))
+                sums[query] = _grown(builder, block, factor, numbers, sums[query])
         return sums
 
     def folded(lane: int, stride: int) -> list[Any]:
@@ -126,8 +150,7 @@ def _emit_packed_scores(builder: Any, block: Block, queries: Any, panel: Any, ou
         halves = (folded(lane, 2 * stride), folded(lane + stride, 2 * stride))
         return [builder.fadd(left, right) for left, right in zip(*halves, strict=True)]
 
-    for query, row in enumerate(folded(0, 1)):
-        store(builder, row, at(builder, output, query * TILE * FLOAT_BYTES))
+    _store_scores(builder, folded(0, 1), scale, output)
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
@@ -152,11 +175,11 @@ def _emit_pack(builder: Any, block: Block, offsets: Any, keys: Any, panel: Any) 
         row_address(builder, offsets, keys, ir.Constant(word, key)) for key in range(LANES)
     ]
     for piece in pieces(block):
-        loaded = [load_piece(builder, block, address, piece) for address in addresses]
-        for index, chunk in enumerate(piece.chunks):
-            columns = _transposed(builder, [chunks[index] for chunks in loaded])
+        loaded = [load_keys(builder, block, address, piece) for address in addresses]
+        for parts in zip(*loaded, strict=True):
+            columns = _transposed(builder, [numbers for _, numbers in parts])
             for lane, column in enumerate(columns):
-                number = chunk * LANES + lane
+                number = parts[0][0] * LANES + lane
                 store(builder, column, at(builder, panel, number * VECTOR_BYTES))
 
 
@@ -215,41 +238,51 @@ _WORD = types.int64
 
 @intrinsic
 def scores(
-    typing: Any, block: Any, queries: Any, offsets: Any, keys: Any, values: Any, output: Any
+    typing: Any,
+    block: Any,
+    queries: Any,
+    offsets: Any,
+    keys: Any,
+    values: Any,
+    output: Any,
+    scale: Any,
 ) -> Any:
     """Scores of a block of queries with the sixteen keys at `keys` + `offsets`. Their values, at
     `values` + `offsets`, are sent for on the way.
 
     Args:
         block: a `Block`.
-        queries: address of its queries in scratch order.
+        queries: address of its queries, as `load_query` lays them out.
         offsets: address of sixteen int64 offsets in bytes.
         keys: address that the offsets count from.
         values: address that the offsets count from.
         output: address of float32 [queries, TILE], of which sixteen columns are written.
+        scale: float32 that products are multiplied by.
     """
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _emit_scores(builder, block.value, *arguments[1:])
         return context.get_dummy_value()
 
-    return types.void(block, *([_WORD] * 5)), lower
+    return types.void(block, *([_WORD] * 5), types.float32), lower
 
 
 @intrinsic
-def packed_scores(typing: Any, block: Any, queries: Any, panel: Any, output: Any) -> Any:
+def packed_scores(
+    typing: Any, block: Any, queries: Any, panel: Any, output: Any, scale: Any
+) -> Any:
     """As `scores`, bit for bit, with the sixteen keys of a `panel`."""
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _emit_packed_scores(builder, block.value, *arguments[1:])
         return context.get_dummy_value()
 
-    return types.void(block, _WORD, _WORD, _WORD), lower
+    return types.void(block, _WORD, _WORD, _WORD, types.float32), lower
 
 
 @intrinsic
 def pack(typing: Any, block: Any, offsets: Any, keys: Any, panel: Any) -> Any:
-    """Transposes sixteen keys into a panel: float32 [numbers in scratch order, 16 keys]."""
+    """Transposes sixteen keys into a panel: [numbers or pairs as `load_keys` has them, 16 keys]."""
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _emit_pack(builder, block.value, *arguments[1:])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pagefleet_kernels import cpu_linear, reference
-from pagefleet_kernels.cpu_linear import PackedLinear
+from pagefleet_kernels.cpu_linear import Arena, PackedLinear
 from tests.unit.kernels.paged_case import fresh_seed
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -81,6 +81,16 @@ def test_threads_change_nothing(threads):
         assert torch.equal(layer(values), expected)
     finally:
         torch.set_num_threads(before)
+
+
+def test_an_arena_keeps_tensors_side_by_side():
+    arena = Arena()
+    tensors = [torch.rand(size) for size in (1, 100, Arena.CHUNK_BYTES // 4 + 1, 7)]
+    kept = [arena.keep(tensor) for tensor in tensors]
+    for tensor, copy in zip(tensors, kept, strict=True):
+        assert torch.equal(tensor, copy)
+        assert copy.data_ptr() % 64 == 0
+    assert kept[1].data_ptr() - kept[0].data_ptr() == 64
 
 
 def test_what_cannot_be_packed_goes_to_torch():
