@@ -97,8 +97,8 @@ def test_a_gateway_that_hands_over_answers_who_is_there_and_tells_them(tmp_path,
         assert not is_last()
         os.kill(gateway, signal.SIGHUP)
         wait_until(is_last)
-        wait_until(lambda: not is_alive(gateway))
-        assert "gateway-0 exited with status 0" in cell.log.read_text()
+        wait_until(lambda: "gateway-0 exited with status 0" in cell.log.read_text())
+        assert not is_alive(gateway)
 
 
 def test_a_stream_that_takes_too_long_goes_on_at_the_successor(tmp_path, questions):
