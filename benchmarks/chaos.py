@@ -36,6 +36,7 @@ WORKER_WAIT = 120
 """Seconds that requests wait for a worker: real ones may all be dead, and start slowly."""
 
 _REST_SECONDS = 60.0
+_RETIREMENT_SECONDS = 40
 _RETRY_SECONDS = 0.2
 
 
@@ -162,8 +163,8 @@ def _lost_its_gateway(answer: Answer) -> bool:
 
 
 async def _leaked(served: Served, before: dict[str, int]) -> dict[str, int]:
-    """Descriptors by service beyond those before, once closing connections had their time."""
-    for _ in range(20):
+    """Descriptors by service beyond those before, once whoever is replaced had time to end."""
+    for _ in range(2 * _RETIREMENT_SECONDS):
         leaked = {
             name: count - before[name]
             for name, count in served.descriptors().items()
