@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
+from msgspec import structs
+
 from pagefleet_scheduler import quarantine
 from tests.simulation.cell import Scenario, Wish
 from tests.simulation.clients import FORMS, make_submit
@@ -77,12 +79,22 @@ def random_scenario(seed: int) -> Scenario:
         caching=draw.random() < 0.8,
         drafts=draw.choice([0, 0, 3]),
         host_blocks=draw.choice([0, 0, 12]),
+        classes=draw.choice([("echo",), ("echo",), ("one", "two")]),
         step_seconds=(0.002, draw.choice([0.01, 0.05])),
         latency=Latency(most / 10, most),
+    )
+    scenario = replace(
+        scenario,
+        wishes=[with_deadline(wish, draw.choice([*[None] * 5, 0.3, 1.5])) for wish in wishes],
     )
     if not scenario.caching:
         scenario = replace(scenario, blocks=max(scenario.blocks, UNSHARED_SEARCH))
     return scenario
+
+
+def with_deadline(wish: Wish, seconds: float | None) -> Wish:
+    """A wish that has so much time."""
+    return replace(wish, submit=structs.replace(wish.submit, left=seconds))
 
 
 def bad_weather(draw: random.Random) -> list[Fault]:
