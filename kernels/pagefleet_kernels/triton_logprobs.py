@@ -4,6 +4,7 @@ A program takes one row, in tiles, twice: for the maximum and the sum, kept lane
 online softmax (Milakov and Gimelshein, arXiv 1805.02867), then for the result.
 """
 
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -53,7 +54,7 @@ def log_softmax(logits: Tensor) -> Tensor:
             output,
             logits.stride(0),
             logits.shape[1],
-            TILE=_TILE,
+            TILE=min(_TILE, triton.next_power_of_2(logits.shape[1])),
             num_warps=8,
             enable_fp_fusion=False,
         )

@@ -14,6 +14,7 @@ Probabilities are integers, in units of 2 ** -30. Their sums depend on no order,
 same bits in every batch.
 """
 
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -262,7 +263,7 @@ def sample(
             tokens,
             logits.stride(0),
             logits.shape[1],
-            TILE=_TILE,
+            TILE=min(_TILE, triton.next_power_of_2(logits.shape[1])),
             num_warps=16,
             enable_fp_fusion=False,
         )

@@ -26,7 +26,7 @@ CPU = WorkerSettings(num_blocks=BLOCKS, max_num_seqs=SLOTS, device="cpu", dtype=
 
 def random_params(generator: random.Random) -> SamplingParams:
     return SamplingParams(
-        max_tokens=4,
+        max_tokens=3,
         seed=generator.randrange(2**64),
         temperature=generator.choice([0.0, 1.0]),
         top_p=generator.choice([1.0, 0.9]),
@@ -46,10 +46,10 @@ def test_streams_are_those_of_a_cpu(
     prepared_model: Any, device: torch.device, generator: random.Random
 ) -> None:
     folder = prepared_model("mistral")
-    prompts = random_prompts(generator, 3)
+    prompts = random_prompts(generator, 2, 24)
     params = [random_params(generator) for _ in prompts]
     on_cpu = Driver(load_engine(folder, CPU, lambda: None)).run(prompts, params)
-    engine = triton_engine(folder, device, sizes=(1, 4))
+    engine = triton_engine(folder, device, sizes=(1, 2))
     on_gpu = Driver(engine, chunk=20, lookahead=True).run(prompts, params)
     for found, expected in zip(on_gpu, on_cpu, strict=True):
         assert (found.output, found.errors) == (expected.output, expected.errors)

@@ -16,6 +16,7 @@ if torch.cuda.is_available():
 HERE = Path(__file__).parent
 
 
+@pytest.mark.timeout(900)
 def test_what_a_gpu_does_without_a_gpu():
     finished = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "not slow", str(HERE)],

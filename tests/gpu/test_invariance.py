@@ -24,15 +24,14 @@ require_gpu_or_interpreter()
 def test_a_stream_has_the_same_bits_in_every_company(
     prepared_model: Any, device: torch.device, generator: random.Random
 ) -> None:
-    engine = triton_engine(prepared_model("qwen3"), device, invariant=True, sizes=(1, 4))
-    prompts, params = random_prompts(generator, 2, 30), [greedy(3)] * 2
+    engine = triton_engine(prepared_model("qwen3"), device, invariant=True, sizes=(1, 2))
+    prompts, params = random_prompts(generator, 2, 20), [greedy(3)] * 2
     alone = [
         seen(Driver(engine).run([prompt], [each])[0])
         for prompt, each in zip(prompts, params, strict=True)
     ]
-    for chunk, lookahead in ((1000, False), (generator.randint(1, 30), True)):
-        driver = Driver(engine, chunk=chunk, lookahead=lookahead, seed=chunk)
-        assert [seen(stream) for stream in driver.run(prompts, params)] == alone
+    driver = Driver(engine, chunk=generator.randint(5, 30), lookahead=True, seed=1)
+    assert [seen(stream) for stream in driver.run(prompts, params)] == alone
 
 
 def test_the_self_test_finds_it_exact(prepared_model: Any, device: torch.device) -> None:
