@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from pagefleet.manifest import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Manifest
 from tests.system.serving import Serving, pagefleet_serve
@@ -69,6 +68,8 @@ def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
     """The default model's tokenizer as Hugging Face's libraries expect to find it."""
+    from transformers import PreTrainedTokenizerFast
+
     manifest, folder = Manifest.load(smollm2), tmp_path_factory.mktemp("tokenizer")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(smollm2 / TOKENIZER_FILE),
