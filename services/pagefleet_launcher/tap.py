@@ -15,7 +15,9 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import msgpack  # type: ignore[import-untyped]
 import msgspec
+import zmq
 
 from pagefleet import wire
 
@@ -30,13 +32,6 @@ _RAW = frozenset({"salt", "map"})
 def main(argv: Sequence[str]) -> int:
     """Print until interrupted; give the status to exit with."""
     endpoint = _parser().parse_args(argv).endpoint
-    try:
-        import msgpack  # type: ignore[import-untyped]
-    except ImportError:
-        print("pagefleet tap: it needs the package msgpack: pip install msgpack", file=sys.stderr)
-        return 1
-    import zmq
-
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SUBSCRIBE, b"")
