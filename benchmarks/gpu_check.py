@@ -2,11 +2,12 @@
 
     python -m benchmarks.gpu_check [--quick]
 
-Needs one NVIDIA GPU with torch 2.11, triton 3.6 and msgspec or newer, and no network; where the
-project is not installed, PYTHONPATH=shared:kernels:services is enough. First every kernel against
-float64; then decode attention beside a measured copy, prefill attention beside a measured matrix
-product; then whole steps of a worker, with random weights of an 8B model, beside the limit of
-PagedAttention's kind of step: weights and keys and values read once, at the rates measured in the
+Needs one NVIDIA GPU with torch 2.11, triton 3.6 or newer, and no network. Where the project is not
+installed, PYTHONPATH=shared:kernels:services is enough beside msgspec, safetensors and tokenizers.
+
+First every kernel against float64; then decode attention beside a measured copy, prefill attention
+beside a measured matrix product; then whole steps of a worker, with random weights of an 8B model,
+beside the limit of such a step: weights, keys and values read once, at the rates measured in the
 same run. Without a GPU the kernels run in Triton's interpreter, and nothing is timed.
 """
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from pagefleet.manifest import Weights
 from pagefleet_kernels.quantized import Matrix, Quantized
 from pagefleet_worker.config import DecoderConfig
-from pagefleet_worker.gguf_weights import GgufSource
 from pagefleet_worker.model_files import ModelError
 
 _READABLE = (torch.float32, torch.bfloat16, torch.float16)
@@ -188,6 +187,8 @@ def _open(files: Weights, config: DecoderConfig) -> Source:
     if files.kind == "safetensors":
         return SafetensorsSource(files.paths)
     if files.kind == "gguf":
+        from pagefleet_worker.gguf_weights import GgufSource
+
         return GgufSource(Path(files.paths[0]), config)
     raise ModelError("This model has no weights: it runs with --engine echo or --engine sim.")
 
