@@ -71,6 +71,7 @@ class Chaos:
             await served.idle(options.workers, _REST_SECONDS)
             questions = self._any if self._echo else await self._rehearsed(served)
             await served.idle(options.workers, _REST_SECONDS)
+            await served.listen(options.gateways, _REST_SECONDS)
             before = served.descriptors()
             calm = monotonic()
             until = calm + options.calm + options.minutes * 60

@@ -21,6 +21,7 @@ START_SECONDS = 120.0
 END_SECONDS = 60.0
 
 _ADDRESS = re.compile(r"Pagefleet serves \S+ at (\S+)")
+_SERVES = "gateway: Serving "
 _BLOCKS = re.compile(r'^pagefleet_blocks\{.*state="(\w+)".*\} (\S+)$', re.MULTILINE)
 
 
@@ -72,6 +73,15 @@ class Served:
                     return True
             await asyncio.sleep(0.25)
         return False
+
+    async def listen(self, gateways: int, patience: float) -> bool:
+        """Wait until so many gateways have said that they serve; whether they have."""
+        deadline = monotonic() + patience
+        while sum(_SERVES in text for _, text in self.lines) < gateways:
+            if monotonic() >= deadline:
+                return False
+            await asyncio.sleep(0.25)
+        return True
 
     async def read(self) -> None:
         """Take in what it writes, until it ends."""
