@@ -8,7 +8,7 @@ from array import array
 import msgpack
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagefleet import wire
@@ -202,6 +202,7 @@ def test_every_byte_that_is_another_is_found(message: wire.Message) -> None:
         assert_refused(bytes(wrong))
 
 
+@settings(deadline=None)
 @given(st.data(), st.binary(min_size=4, max_size=3000))
 def test_damage_is_found(data: st.DataObject, tokens: bytes) -> None:
     """One byte of a long frame, up to four in a row, or its end."""
