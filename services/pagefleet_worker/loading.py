@@ -140,7 +140,7 @@ def _device_inputs(
     progress: Callable[[], None],
 ) -> DeviceInputs:
     inputs = DeviceInputs(decoder, pool, DeviceSlots.of(facts, pool.device), progress)
-    if settings.cuda_graphs and isinstance(decoder, Decoder):
+    if not settings.enforce_eager and isinstance(decoder, Decoder):
         began = time.perf_counter()
         sizes = graph_sizes(facts.slots)
         inputs.capture(sizes, CudaCapture())

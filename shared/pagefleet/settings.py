@@ -198,7 +198,9 @@ class WorkerSettings(ModelSettings):
     batch_invariant: bool = setting(
         False, "on a GPU too, compute a row to the same bits in every batch; a CPU always does"
     )
-    cuda_graphs: bool = setting(True, "record decode steps on a GPU once, and replay them")
+    enforce_eager: bool = setting(
+        False, "order every kernel of a decode step on a GPU anew, not as one recorded CUDA graph"
+    )
     max_num_batched_tokens: int = setting(512, "tokens that one step may hold", least=1)
     max_model_len: int | None = setting(None, "tokens a sequence may have", least=1)
     step_seconds: float = setting(0.0, "seconds that a step of --engine echo takes", least=0)
