@@ -1,0 +1,167 @@
+"""The messages between gateways, the scheduler and workers. This package is the contract.
+
+    gateway --Submit, Abort, Beat--> scheduler --Plan--> worker
+    gateway <--Outputs, Rejected---- scheduler <-Result- worker
+
+A message is one ZeroMQ frame: msgpack, and behind it the CRC-32 of that in four bytes,
+little-endian, which finds all damage within 32 bits and all but one in 2**32 of any other. The
+msgpack is a typed array whose first element names the message.
+Token ids, block tables and slots travel as `Ints`: little-endian int32 in one binary string, whose
+cost is that of a memory copy. Fields are only ever appended, with a default; anything else raises
+`PROTOCOL`, and parties of different protocols refuse each other in the handshake.
+
+Every message is idempotent and its sender has a timer: nothing is believed to have arrived until
+something that follows from it came back. Times are durations, never clock readings.
+
+`gateways` and `workers` are what the scheduler says and is told on either side, with the rules of
+the plan; `memory` is for people who look; `parts` is what messages are made of; `codec` makes
+frames of them.
+"""
+
+from pagefleet.wire.codec import (
+    PROTOCOL,
+    FromGateway,
+    FromWorker,
+    ToGateway,
+    ToScheduler,
+    ToWorker,
+    WireError,
+    decode_from_gateway,
+    decode_from_worker,
+    decode_to_gateway,
+    decode_to_worker,
+    encode,
+    sealed,
+    unsealed,
+)
+from pagefleet.wire.gateways import (
+    MOST_USE,
+    STEP_BOUNDS,
+    Abort,
+    CellStats,
+    Credit,
+    EngineStats,
+    GatewayBeat,
+    GatewayBye,
+    GatewayHello,
+    Moved,
+    OpenRequest,
+    Output,
+    Outputs,
+    PromptOutput,
+    Pulse,
+    Reason,
+    Rejected,
+    Submit,
+    TenantUse,
+    Welcome,
+)
+from pagefleet.wire.memory import (
+    CACHED_BLOCK,
+    Inspect,
+    Snapshot,
+    Wait,
+    WaitingSequence,
+    WorkerMemory,
+)
+from pagefleet.wire.parts import (
+    ChoiceState,
+    Count,
+    Finish,
+    Floats,
+    Ints,
+    Logprobs,
+    Message,
+    Part,
+    Refused,
+    Size,
+    checksum,
+    pack_floats,
+    pack_ints,
+    unpack_floats,
+    unpack_ints,
+)
+from pagefleet.wire.workers import (
+    ROW_FIELDS,
+    SAMPLED,
+    Fence,
+    Join,
+    Open,
+    Plan,
+    PromptLogprobs,
+    Result,
+    RowError,
+    WorkerBeat,
+    WorkerBye,
+    WorkerHello,
+)
+
+__all__ = [
+    "CACHED_BLOCK",
+    "MOST_USE",
+    "PROTOCOL",
+    "ROW_FIELDS",
+    "SAMPLED",
+    "STEP_BOUNDS",
+    "Abort",
+    "CellStats",
+    "ChoiceState",
+    "Count",
+    "Credit",
+    "EngineStats",
+    "Fence",
+    "Finish",
+    "Floats",
+    "FromGateway",
+    "FromWorker",
+    "GatewayBeat",
+    "GatewayBye",
+    "GatewayHello",
+    "Inspect",
+    "Ints",
+    "Join",
+    "Logprobs",
+    "Message",
+    "Moved",
+    "Open",
+    "OpenRequest",
+    "Output",
+    "Outputs",
+    "Part",
+    "Plan",
+    "PromptLogprobs",
+    "PromptOutput",
+    "Pulse",
+    "Reason",
+    "Refused",
+    "Rejected",
+    "Result",
+    "RowError",
+    "Size",
+    "Snapshot",
+    "Submit",
+    "TenantUse",
+    "ToGateway",
+    "ToScheduler",
+    "ToWorker",
+    "Wait",
+    "WaitingSequence",
+    "Welcome",
+    "WireError",
+    "WorkerBeat",
+    "WorkerBye",
+    "WorkerHello",
+    "WorkerMemory",
+    "checksum",
+    "decode_from_gateway",
+    "decode_from_worker",
+    "decode_to_gateway",
+    "decode_to_worker",
+    "encode",
+    "pack_floats",
+    "pack_ints",
+    "sealed",
+    "unpack_floats",
+    "unpack_ints",
+    "unsealed",
+]

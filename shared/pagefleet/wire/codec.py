@@ -1,0 +1,115 @@
+"""Messages as frames: msgpack, and its checksum behind it."""
+
+import zlib
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from pagefleet.wire.gateways import (
+    Abort,
+    Credit,
+    GatewayBeat,
+    GatewayBye,
+    GatewayHello,
+    Moved,
+    Outputs,
+    Pulse,
+    Rejected,
+    Submit,
+    Welcome,
+)
+from pagefleet.wire.memory import Inspect, Snapshot
+from pagefleet.wire.parts import Message, Refused
+from pagefleet.wire.workers import Fence, Join, Plan, Result, WorkerBeat, WorkerBye, WorkerHello
+
+PROTOCOL = 2
+"""Of messages; parties of different protocols refuse each other in the handshake."""
+
+_Decoded = TypeVar("_Decoded")
+_CHECKSUM_BYTES = 4
+
+
+ToScheduler: TypeAlias = (
+    GatewayHello | Submit | Abort | Credit | GatewayBeat | GatewayBye | Inspect
+    | WorkerHello | Result | WorkerBeat | WorkerBye
+)  # fmt: skip
+ToGateway: TypeAlias = Welcome | Pulse | Outputs | Rejected | Moved | Refused | Snapshot
+ToWorker: TypeAlias = Join | Fence | Plan | Refused
+
+FromGateway: TypeAlias = GatewayHello | Submit | Abort | Credit | GatewayBeat | GatewayBye | Inspect
+FromWorker: TypeAlias = WorkerHello | Result | WorkerBeat | WorkerBye
+
+_encoder = msgspec.msgpack.Encoder()
+_from_gateway: msgspec.msgpack.Decoder[FromGateway] = msgspec.msgpack.Decoder(FromGateway)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+_to_gateway: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+
+
+class WireError(Exception):
+    """Bytes that are no message of the expected direction."""
+
+
+def encode(message: Message) -> bytes:
+    """One frame."""
+    return sealed(_encoder.encode(message))
+
+
+def sealed(content: bytes) -> bytes:
+    """Content with its checksum behind it."""
+    return content + zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little")
+
+
+def unsealed(frame: bytes) -> memoryview:
+    """The content of a frame, without its checksum.
+
+    Raises:
+        WireError: it was damaged on its way.
+    """
+    content = memoryview(frame)[:-_CHECKSUM_BYTES]
+    if frame[-_CHECKSUM_BYTES:] != zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little"):
+        raise WireError("not a message: its checksum is another")
+    return content
+
+
+def decode_from_gateway(frame: bytes) -> FromGateway:
+    """Decode what a scheduler gets from a gateway.
+
+    Raises:
+        WireError: it is something else, or a field is malformed.
+    """
+    return _decode(_from_gateway, frame)
+
+
+def decode_from_worker(frame: bytes) -> FromWorker:
+    """Decode what a scheduler gets from a worker.
+
+    Raises:
+        WireError: it is something else, or a field is malformed.
+    """
+    return _decode(_from_worker, frame)
+
+
+def decode_to_gateway(frame: bytes) -> ToGateway:
+    """Decode what a gateway gets from the scheduler.
+
+    Raises:
+        WireError: it is something else, or a field is malformed.
+    """
+    return _decode(_to_gateway, frame)
+
+
+def decode_to_worker(frame: bytes) -> ToWorker:
+    """Decode what a worker gets from the scheduler.
+
+    Raises:
+        WireError: it is something else, or a field is malformed.
+    """
+    return _decode(_to_worker, frame)
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[_Decoded]", frame: bytes) -> _Decoded:
+    try:
+        return decoder.decode(unsealed(frame))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise WireError(f"not a message: {error}") from error

@@ -1,0 +1,95 @@
+"""Memory, explained: what a gateway may ask of the scheduler for people to look at."""
+
+from enum import StrEnum
+
+from pagefleet.wire.parts import Message, Part
+
+
+class Inspect(Message, frozen=True):
+    """How is memory used, and who waits for it? Answered by `Snapshot`."""
+
+    query: int
+    """A number of the asker's, which the answer repeats."""
+    blocks: bool = False
+    """Tell of every single block, too."""
+
+
+class WorkerMemory(Part, frozen=True):
+    """One worker's pool at this moment; counters count from its joining."""
+
+    engine: int
+    """See `EngineStats`."""
+    running: int
+    """Sequences that have a slot."""
+    slots: int
+    block_size: int
+    blocks: int
+    free: int
+    """Blocks whose content is of no use."""
+    cached: int
+    """Blocks that nobody holds, kept for their content."""
+    holders: dict[int, int]
+    """The other blocks: how many are in the tables of one sequence, of two, ..."""
+    empty_slots: int
+    """Token slots of these that hold no token: the waste of paging."""
+    host_blocks: int
+    """Of the pool in host memory."""
+    host_cached: int
+    copies: int
+    """Blocks copied because one of their holders wrote."""
+    preemptions: int
+    swapped_out: int
+    """Blocks moved to the host pool."""
+    swapped_in: int
+    map: bytes = b""
+    """If asked for, a byte a block: its holders (254: so many or more), or `CACHED_BLOCK`."""
+
+
+CACHED_BLOCK = 255
+"""In `WorkerMemory.map`: held by nobody, kept for its content."""
+
+
+class Wait(StrEnum):
+    """What a sequence that has no blocks waits for."""
+
+    WORKER = "worker"
+    """No worker has joined."""
+    LARGER_WORKER = "larger_worker"
+    """No worker's pool could ever hold it."""
+    CLIENT = "client"
+    """Its client has not taken the tokens that it has."""
+    RESULT = "result"
+    """A step that it took part in before it lost its blocks is not back."""
+    TURN = "turn"
+    """Others go first, who wait as well."""
+    SLOT = "slot"
+    """No worker has a slot to spare."""
+    BLOCKS = "blocks"
+    """No worker has so many blocks to spare."""
+
+
+class WaitingSequence(Part, frozen=True):
+    """Why a sequence is not running."""
+
+    request: str
+    choices: list[int]
+    seconds: float
+    """Since its request came."""
+    tokens: int
+    """Prompt and outputs that it has: so many positions are to be computed, less what is cached."""
+    losses: int
+    """How often it lost its blocks."""
+    reason: Wait
+    wanted: int = 0
+    """Blocks that it needs, with those that admission keeps back."""
+    available: int = 0
+    """Blocks that there are, at the worker that lacks least."""
+
+
+class Snapshot(Message, frozen=True):
+    """Memory, explained: every worker's pool, and every sequence that waits, oldest first."""
+
+    epoch: int
+    query: int
+    workers: list[WorkerMemory]
+    waiting: list[WaitingSequence]

@@ -1,0 +1,142 @@
+"""What messages are made of: lists of numbers as bytes, bounded numbers, what several carry."""
+
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated, TypeAlias, TypeVar
+
+import msgspec
+
+_Number = TypeVar("_Number", int, float)
+
+Ints: TypeAlias = bytes
+"""Little-endian int32, one after another."""
+
+Floats: TypeAlias = bytes
+"""Little-endian float32, one after another."""
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""Of anything, or a place in it: what `Ints` can hold."""
+
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+"""Of something that is kept track of one by one."""
+
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Micros: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+def pack_ints(values: Iterable[int]) -> Ints:
+    """Encode integers of 32 bits.
+
+    Raises:
+        OverflowError: one does not fit.
+    """
+    return _little_endian(array("i", values)).tobytes()
+
+
+def unpack_ints(packed: Ints) -> "array[int]":
+    """Decode what `pack_ints` encoded.
+
+    Raises:
+        ValueError: the length is not a multiple of four bytes.
+    """
+    values = array("i")
+    values.frombytes(packed)
+    return _little_endian(values)
+
+
+def pack_floats(values: Iterable[float]) -> Floats:
+    """Encode numbers as float32."""
+    return _little_endian(array("f", values)).tobytes()
+
+
+def unpack_floats(packed: Floats) -> "array[float]":
+    """Decode what `pack_floats` encoded."""
+    values = array("f")
+    values.frombytes(packed)
+    return _little_endian(values)
+
+
+def _little_endian(values: "array[_Number]") -> "array[_Number]":
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def checksum(table: Ints, before: int = 0) -> int:
+    """CRC-32 of a block table as a signed 32-bit integer; `before` is that of what precedes it."""
+    crc = zlib.crc32(table, before & 0xFFFFFFFF)
+    return crc - (1 << 32) if crc >= 1 << 31 else crc
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Base of all messages: an array, tagged with the name of its class."""
+
+
+def check_ints(*fields: Ints) -> None:
+    """Refuse what is no list of 32-bit integers where it is decoded, not where it is used.
+
+    Raises:
+        ValueError: a length is not a multiple of four bytes.
+    """
+    for field in fields:
+        if len(field) % 4:
+            raise ValueError(f"{len(field)} bytes are no integers of 32 bits")
+
+
+class Part(msgspec.Struct, array_like=True, frozen=True):
+    """Base of what messages are made of."""
+
+
+class Finish(StrEnum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    """An end-of-sequence or stop token; it is the last of the choice's tokens."""
+    LENGTH = "length"
+    TIMEOUT = "timeout"
+    """The request's deadline passed."""
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Logprobs(Part, frozen=True):
+    """Logprobs of m consecutive tokens, each with the same number k of alternatives.
+
+    They are the model's own: before temperature, penalties and masks.
+    """
+
+    chosen: Floats
+    """[m]"""
+    top_ids: Ints
+    """[m, k], most likely first."""
+    top: Floats
+    """[m, k]"""
+
+    def __post_init__(self) -> None:
+        """Refuse lists that do not fit each other."""
+        check_ints(self.chosen, self.top_ids)
+        tokens, alternatives = len(self.chosen), len(self.top_ids)
+        if alternatives != len(self.top) or (alternatives % tokens if tokens else alternatives):
+            raise ValueError("alternatives are not as many for each token")
+
+
+class ChoiceState(Part, frozen=True):
+    """What a gateway has received of one choice: with the prompt, all that is needed to go on."""
+
+    index: Count
+    """The choice's number over the whole HTTP request; part of the sampler's counter."""
+    tokens: Ints = b""
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be unpacked."""
+        check_ints(self.tokens)
+
+
+class Refused(Message, frozen=True):
+    """The handshake failed: you and I cannot work together."""
+
+    text: str

@@ -1,0 +1,177 @@
+"""Between the scheduler and workers: plans one way, results and beats the other.
+
+Rules of the plan. A worker runs plans strictly in the order of their step numbers. Inside one:
+releases, opens, forks, table deltas, swaps out, copies, swaps in, then the forward pass. A block
+that is freed while plan N is made is handed out again in N+1 at the earliest. An unanswered plan
+is sent again under the same number; a worker answers a repeated step from what it remembers.
+Everything said under an older epoch is void.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from pagefleet.params import SamplingParams
+from pagefleet.wire.parts import (
+    Count,
+    Ints,
+    Logprobs,
+    Message,
+    Micros,
+    Part,
+    Size,
+    check_ints,
+)
+
+SAMPLED = -1
+"""As an input token of a row: the token that the worker itself sampled last for this slot."""
+
+ROW_FIELDS = 6
+"""Integers a row of `Plan.rows` has: slot, start, count, logits, table length, table checksum."""
+
+
+# --- worker -> scheduler ------------------------------------------------------------------------
+
+
+class WorkerHello(Message, frozen=True):
+    """I am here, empty; answered by `Join`."""
+
+    protocol: int
+    host: str
+    """Of the machine: a process on the same host can be watched directly."""
+    pid: Count
+    started: int
+    """The process's start time in kernel ticks, which tells it from a later one of the same pid."""
+    fingerprint: str
+    """Of the model."""
+    numerics: str
+    """Workers of equal class compute equal bits."""
+    block_size: Size
+    blocks: Size
+    slots: Size
+    max_model_len: Size
+    max_batched_tokens: Size
+    """Tokens that one step may hold."""
+    vocab_size: Size
+    host_blocks: Annotated[int, msgspec.Meta(ge=0, le=2**24)] = 0
+    """Blocks of the pool in host memory."""
+    swap_micros: Micros = 0.0
+    """Microseconds that moving a block between the pools takes."""
+    compute_micros: Micros = 0.0
+    """Microseconds that computing a token of a long prompt takes."""
+
+
+class RowError(Part, frozen=True):
+    """One row of a step went wrong; the others are good."""
+
+    row: int
+    text: str
+
+
+class PromptLogprobs(Part, frozen=True):
+    """Logprobs of the prompt's tokens that a row's logits speak of."""
+
+    row: int
+    position: int
+    logprobs: Logprobs
+
+
+class Result(Message, frozen=True):
+    """What a step gave.
+
+    `tokens` lists the samples in the order of the plan: by row, within a row by position, within a
+    position by choice. `logprobs` names those samples, by index, whose parameters ask for them.
+    """
+
+    epoch: int
+    step: int
+    tokens: Ints
+    logprobs: list[tuple[int, Logprobs]] = []
+    prompts: list[PromptLogprobs] = []
+    errors: list[RowError] = []
+    micros: int = 0
+    """Microseconds the step took."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be unpacked."""
+        check_ints(self.tokens)
+
+
+class WorkerBeat(Message, frozen=True):
+    """Every 200 ms: the counter that the compute thread advances at every layer."""
+
+    epoch: int
+    progress: int
+    busy: bool
+    """A step is being computed."""
+
+
+class WorkerBye(Message, frozen=True):
+    """I leave; what I was running is to run elsewhere."""
+
+    epoch: int
+    failed: bool = False
+    """Because a step failed: what was in it is suspect."""
+
+
+# --- scheduler -> worker ------------------------------------------------------------------------
+
+
+class Join(Message, frozen=True):
+    """You belong to the cell; start from nothing, under this epoch."""
+
+    epoch: int
+
+
+class Fence(Message, frozen=True):
+    """You are void: drop everything and say Hello again."""
+
+    text: str
+
+
+class Open(Part, frozen=True):
+    """A slot begins: everything about the sequence that is not in the pool."""
+
+    slot: int
+    params: SamplingParams
+    prompt: Ints
+    output: Ints
+    choices: list[int]
+    """Choices to sample for; several share the slot until their first token is there."""
+    salt: bytes = b""
+
+
+class Plan(Message, frozen=True):
+    """Order one step.
+
+    `rows` has `ROW_FIELDS` integers a row: slot; start, the position of its first input token;
+    count, how many input tokens it has; logits, at how many of its last positions to sample;
+    and the length and the checksum of its block table. `tokens` holds the input ids of all rows,
+    `SAMPLED` for those that the scheduler has not seen yet.
+    """
+
+    epoch: int
+    step: int
+    rows: Ints
+    tokens: Ints
+    release: Ints = b""
+    """Slots that end."""
+    opens: list[Open] = []
+    forks: Ints = b""
+    """Triples (target slot, source slot, choice): the target begins as a copy of the source, table
+    and history, and samples for that one choice. Source and target may be the same slot."""
+    tables: Ints = b""
+    """Triples (slot, index, block): entries of block tables that are new or changed."""
+    copies: Ints = b""
+    """Pairs (source block, target block). No target is the source or target of another pair."""
+    full_tables: Ints = b""
+    """With `--check`: the block tables of all rows, whole, one after another."""
+    swap_out: Ints = b""
+    """Pairs (device block, host block), moved before any copy."""
+    swap_in: Ints = b""
+    """Pairs (host block, device block), moved after all copies."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be unpacked."""
+        orders = (self.release, self.forks, self.tables, self.copies, self.swap_out, self.swap_in)
+        check_ints(self.rows, self.tokens, self.full_tables, *orders)
