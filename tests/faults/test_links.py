@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import re
 import subprocess
 import threading
 import time
@@ -80,6 +81,19 @@ class Namespace:
         """Plug the cable in at the far end ("up"), or out ("down")."""
         self._ip("-n", self.name, "link", "set", self._far, state)
 
+    @contextlib.contextmanager
+    def slowed(self, rate):
+        """Let no more than `rate` (tc-tbf(8)) come in; skip the test where that is not allowed."""
+        shape = ["tc", "qdisc", "add", "dev", self._near, "root", "tbf", "rate", rate]
+        limits = ["burst", "16kb", "latency", "400ms"]
+        done = subprocess.run([*shape, *limits], capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"no link can be slowed here: {done.stderr.strip()}")
+        yield
+        show = ["tc", "-s", "qdisc", "show", "dev", self._near]
+        told = subprocess.run(show, capture_output=True, text=True, check=True).stdout
+        assert int(re.search(r"overlimits (\d+)", told)[1]) > 0, told
+
     def run(self, function):
         """Call a function in a thread that lives there; its result."""
         results = []
@@ -119,4 +133,15 @@ def test_to_a_client(tmp_path, echo_folder, questions, seconds):
             answers = namespace.run(ask)
             assert_exact(answers)
             assert max(answer.longest_gap for answer in answers) > seconds / 2
+            cell.settle()
+
+
+@pytest.mark.slow
+def test_to_a_client_at_a_megabit(tmp_path, echo_folder, questions):
+    """The streams want more than the link can carry: they wait for it, whole and unchanged."""
+    with Namespace().made() as namespace, namespace.slowed("1mbit"):
+        cell = make_cell(tmp_path, echo_folder, workers=1, host=namespace.address)
+        with cell.running():
+            answers = namespace.run(lambda: Load(questions, tokens=800).run(cell))
+            assert_exact(answers)
             cell.settle()
