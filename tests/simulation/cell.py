@@ -140,10 +140,10 @@ class Cell:
 
     def _gone(self, process: Process) -> None:
         del self.running[process.name]
-        if isinstance(process, GatewayProcess):
-            for client in process.clients.values():
+        for client in tuple(self.clients):
+            if client.open and self._homes[client.submit.request] is process:
                 wish = self._wishes[client.submit.request]
-                if client.open and wish.resumes is not None:
+                if wish.resumes is not None:
                     self._ask_later(wish.again(self.scenario.gateways), wish.resumes)
                 client.leave(None)
 
