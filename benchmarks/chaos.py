@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -163,15 +164,10 @@ def _lost_its_gateway(answer: Answer) -> bool:
     return cut and answer.verdict in CUT_OFF
 
 
-async def _leaked(served: Served, before: dict[str, int]) -> dict[str, int]:
-    """Descriptors by service beyond those before, once whoever is replaced had time to end."""
+async def _leaked(served: Served, before: Counter[str]) -> Counter[str]:
+    """Descriptors by service and kind beyond those before, once the replaced had time to end."""
     for _ in range(2 * _RETIREMENT_SECONDS):
-        leaked = {
-            name: count - before[name]
-            for name, count in served.descriptors().items()
-            if count > before[name]
-        }
-        if not leaked:
+        if not (leaked := served.descriptors() - before):
             break
         await asyncio.sleep(0.5)
     return leaked

@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 _SERVICE = re.compile(r"pagefleet_(\w+)")
@@ -21,9 +23,14 @@ def children(pid: int) -> dict[int, str]:
     return found
 
 
-def descriptors(pid: int) -> int:
-    """How many files and sockets a process has open."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
+def descriptors(pid: int) -> Counter[str]:
+    """What a process has open, and how many of each: socket, pipe, file, [pidfd] ..."""
+    kinds: Counter[str] = Counter()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # closed by now
+            kind, _, what = os.readlink(entry).partition(":")
+            kinds[what if kind == "anon_inode" else kind if what else "file"] += 1
+    return kinds
 
 
 def state(pid: int) -> str:

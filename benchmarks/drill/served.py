@@ -8,6 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -44,11 +45,11 @@ class Served:
         """The name of each service by its pid, as of now."""
         return children(self.process.pid)
 
-    def descriptors(self) -> dict[str, int]:
-        """Open descriptors: the most of any process of each service, and of the launcher."""
-        most = {"launcher": descriptors(self.process.pid)}
-        for pid, name in self.services.items():
-            most[name] = max(most.get(name, 0), descriptors(pid))
+    def descriptors(self) -> Counter[str]:
+        """Open descriptors by service and kind: the most of any process of a service."""
+        most: Counter[str] = Counter()
+        for pid, name in [(self.process.pid, "launcher"), *self.services.items()]:
+            most |= Counter({f"{name} {kind}": n for kind, n in descriptors(pid).items()})
         return most
 
     async def get(self, path: str) -> tuple[int, bytes]:

@@ -39,8 +39,8 @@ class Verdict:
     """Times that it asked from the beginning, since nothing had come yet."""
     blocks: dict[str, int]
     """By state, at the end, idle."""
-    descriptors: dict[str, int]
-    """By service, at the end, idle: more than at the beginning."""
+    descriptors: Counter[str]
+    """By service and kind, at the end, idle: more than at the beginning."""
     idle: bool
     """The cell came to rest at the end."""
     verdicts: Counter[str] = field(init=False)
@@ -113,7 +113,7 @@ class Verdict:
             ("resumed, their gateway gone", str(self.resumed)),
             ("asked again, their gateway gone at once", str(self.reconnects)),
             ("blocks held at the end", str(self.blocks.get("used", 0))),
-            ("descriptors leaked", str(leaked) + (f" {self.descriptors}" if leaked else "")),
+            ("descriptors leaked", f"{leaked} {dict(self.descriptors) if leaked else ''}".rstrip()),
             ("idle and healthy at the end", "yes" if self.idle else "no"),
             ("death of a worker found, p50 / p99 ms", _pair(self.detections, 1000)),
             ("slowest stream goes on after, p50 / p99 s", _pair(self.recoveries, 1)),

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import msgspec
-import zmq
 
 from pagefleet import wire
 
@@ -32,6 +31,8 @@ _RAW = frozenset({"salt", "map"})
 def main(argv: Sequence[str]) -> int:
     """Print until interrupted; give the status to exit with."""
     endpoint = _parser().parse_args(argv).endpoint
+    import zmq  # which `pagefleet serve` does without
+
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SUBSCRIBE, b"")

@@ -27,14 +27,15 @@ def test_requests_a_minute_at_two_gateways(tmp_path: Path) -> None:
         body = {"prompt": "Once", "max_tokens": 2}
         headers = {"authorization": f"Bearer {KEY}"}
         statuses = []
+        began = time.monotonic()
         for _ in range(3 * LIMIT):  # each over a connection of its own, to whichever takes it
             answer = httpx.post(f"{serving.url}/v1/completions", json=body, headers=headers)
             statuses.append(answer.status_code)
             time.sleep(BEATS)
     taken = statuses.count(200)
-    grown = 3 * LIMIT * (BEATS + 0.5) * LIMIT / 60
+    grown = (time.monotonic() - began) * LIMIT / 60
     assert set(statuses) == {200, 429}
-    assert LIMIT <= taken <= LIMIT + grown
+    assert LIMIT <= taken <= LIMIT + 1 + grown  # one may begin before the last is told of
 
 
 def test_metrics_of_two_gateways_are_those_of_the_port(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 
 import pytest
 
@@ -76,7 +77,7 @@ def verdict(answers, injuries=(), lines=(), blocks=0):
         resumed=0,
         reconnects=0,
         blocks={"used": blocks},
-        descriptors={},
+        descriptors=Counter(),
         idle=True,
     )
 
