@@ -58,6 +58,7 @@ class Namespace:
     def __init__(self):
         self.name = f"pagefleet-{os.getpid()}"
         self.address = "10.203.117.1"
+        self._far_address = "10.203.117.2"
         self._near, self._far = f"pfn{os.getpid() % 10**6}", f"pff{os.getpid() % 10**6}"
 
     @contextlib.contextmanager
@@ -70,7 +71,7 @@ class Namespace:
             self._ip("link", "add", self._near, "type", "veth", "peer", self._far)
             self._ip("link", "set", self._far, "netns", self.name)
             self._ip("addr", "add", f"{self.address}/30", "dev", self._near)
-            self._ip("-n", self.name, "addr", "add", "10.203.117.2/30", "dev", self._far)
+            self._ip("-n", self.name, "addr", "add", f"{self._far_address}/30", "dev", self._far)
             self._ip("link", "set", self._near, "up")
             self.set("up")
             yield self
@@ -80,6 +81,22 @@ class Namespace:
     def set(self, state):
         """Plug the cable in at the far end ("up"), or out ("down")."""
         self._ip("-n", self.name, "link", "set", self._far, state)
+
+    def lose(self, seconds):
+        """Let nothing reach the far end for so long, by a route that leads nowhere.
+
+        What the far end sends arrives.
+        """
+        route = ("blackhole", f"{self._far_address}/32")
+        self._ip("route", "add", *route)
+        time.sleep(seconds)
+        self._ip("route", "del", *route)
+
+    def unplug(self, seconds):
+        """Let nothing pass either way for so long."""
+        self.set("down")
+        time.sleep(seconds)
+        self.set("up")
 
     @contextlib.contextmanager
     def slowed(self, rate):
@@ -114,19 +131,16 @@ class Namespace:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", ["unplug", "lose"])
 @pytest.mark.parametrize("seconds", [0.2, 2, 20])
-def test_to_a_client(tmp_path, echo_folder, questions, seconds):
+def test_to_a_client(tmp_path, echo_folder, questions, seconds, way):
     with Namespace().made() as namespace:
         worker = ["--step-seconds=0.01"]
         cell = make_cell(tmp_path, echo_folder, workers=1, worker=worker, host=namespace.address)
 
-        def unplug():
-            namespace.set("down")
-            time.sleep(seconds)
-            namespace.set("up")
-
         def ask():
-            watch = once(lambda answer: answer.tokens >= 10, threading.Thread(target=unplug).start)
+            trouble = threading.Thread(target=getattr(namespace, way), args=[seconds])
+            watch = once(lambda answer: answer.tokens >= 10, trouble.start)
             return Load(questions, tokens=100).run(cell, watch)
 
         with cell.running():

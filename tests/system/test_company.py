@@ -44,7 +44,7 @@ def serve(cell: Cell, requests: Iterable[Asked]) -> list[Given]:
     ]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", SMOLLM2])
+@pytest.mark.parametrize("name", ["llama", "qwen3", pytest.param(SMOLLM2, marks=pytest.mark.slow)])
 def test_seeded_requests(case: Callable[[str], Case], name: str) -> None:
     model, prompts = case(name).model, case(name).prompts(TOGETHER)
     requests = [Asked(prompt, replace(SEEDED, seed=random.randrange(2**64))) for prompt in prompts]

@@ -40,7 +40,7 @@ PAIRS = {  # every two values of different fields meet in one of these
     Setting(4096, False, True, False),
 }
 
-FEW = {Setting(16, True, True, True), Setting(4096, True, False, False)}
+FEW = {Setting(4096, True, False, False)}
 
 
 def settings_of(name: str) -> list[object]:

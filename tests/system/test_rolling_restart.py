@@ -66,7 +66,9 @@ async def load_while_replaced(serving, questions, restarts):
     return answers, kept
 
 
-@pytest.mark.parametrize(("workers", "gateways"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("workers", "gateways"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 2)]
+)
 def test_no_client_notices(tmp_path, questions, workers, gateways):
     with serving(tmp_path, f"--workers={workers}", f"--gateways={gateways}") as cell:
         before = children(cell.process.pid)
