@@ -85,12 +85,14 @@ class Namespace:
     def lose(self, seconds):
         """Let nothing reach the far end for so long, by a route that leads nowhere.
 
-        What the far end sends arrives.
+        What the far end sends arrives. The route is this process's, whose main thread stays at the
+        near end, wherever this is called.
         """
-        route = ("blackhole", f"{self._far_address}/32")
-        self._ip("route", "add", *route)
+        here = ["nsenter", f"--net=/proc/{os.getpid()}/ns/net", "ip", "route"]
+        route = ["blackhole", f"{self._far_address}/32"]
+        subprocess.run([*here, "add", *route], check=True)
         time.sleep(seconds)
-        self._ip("route", "del", *route)
+        subprocess.run([*here, "del", *route], check=True)
 
     def unplug(self, seconds):
         """Let nothing pass either way for so long."""
