@@ -13,22 +13,20 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
 OUT_OF_MEMORY: Final = 3
 """Status of a helper that ended because its memory did not suffice."""
 
-KINDS: Final = {
-    "grammar": "pagefleet_gateway.grammar",
-    "template": "pagefleet_gateway.template",
-}
-"""Modules whose `begin(content)` makes a helper of that kind ready: it gives what does a job, or
-raises a ValueError that says what is wrong."""
+Work: TypeAlias = Callable[[bytes], bytes]
+"""Does a job."""
+
+Begin: TypeAlias = Callable[[bytes], Work]
+"""Makes a helper ready; raises a ValueError that says what is wrong."""
 
 _Done = TypeVar("_Done")
 
@@ -49,11 +47,11 @@ def main(kind: str, fd: str) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     with Connection(int(fd)) as parent:
         try:
-            module = import_module(KINDS[kind])
+            begin = KINDS[kind]()
             limits = msgspec.msgpack.decode(parent.recv_bytes(), type=Limits)
             _limit_memory(limits.memory)
             try:
-                work = _timed(module.begin, limits.cpu_seconds)(parent.recv_bytes())
+                work = _timed(begin, limits.cpu_seconds)(parent.recv_bytes())
             except ValueError as error:
                 parent.send_bytes(str(error).encode())
                 return
@@ -84,6 +82,22 @@ def _limit_memory(more: int) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _grammar() -> Begin:
+    from pagefleet_gateway.grammar import begin
+
+    return begin
+
+
+def _template() -> Begin:
+    from pagefleet_gateway.template import begin
+
+    return begin
+
+
+KINDS: Final[dict[str, Callable[[], Begin]]] = {"grammar": _grammar, "template": _template}
+"""What helpers there are; each loads the code of its own work only."""
 
 
 if __name__ == "__main__":

@@ -91,8 +91,10 @@ class Namespace:
         here = ["nsenter", f"--net=/proc/{os.getpid()}/ns/net", "ip", "route"]
         route = ["blackhole", f"{self._far_address}/32"]
         subprocess.run([*here, "add", *route], check=True)
-        time.sleep(seconds)
-        subprocess.run([*here, "del", *route], check=True)
+        try:
+            time.sleep(seconds)
+        finally:
+            subprocess.run([*here, "del", *route], check=True)
 
     def unplug(self, seconds):
         """Let nothing pass either way for so long."""

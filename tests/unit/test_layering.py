@@ -73,6 +73,10 @@ def unsafe(tree: ast.AST) -> Iterator[str]:
             yield node.attr
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
             yield ast.unparse(node.func)
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names}
+            yield from names & UNSAFE_ATTRIBUTES
+            yield from {f"{node.module}.{name}" for name in names} & UNSAFE_CALLS
         elif isinstance(node, ast.keyword) and node.arg in UNSAFE_KEYWORDS:
             yield from {ast.unparse(node)} - {f"{node.arg}=False"}
 
@@ -105,6 +109,7 @@ def test_a_package_runs_nothing_that_others_wrote(package: str) -> None:
         *("socket.recv_pyobj()", "torch.load(path)", "eval(text)", "os.system(command)"),
         *("AutoModel.from_pretrained(x, trust_remote_code=True)", "run(command, shell=True)"),
         *("run(command, shell=asked)", "numpy.load(path, allow_pickle=True)"),
+        *("from importlib import import_module", "from torch import load", "from os import system"),
     ],
 )
 def test_what_is_unsafe_is_seen(source: str) -> None:
