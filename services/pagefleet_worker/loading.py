@@ -65,24 +65,9 @@ def load_engine(
     dtype = _choose_dtype(settings.dtype, config, device)
     length = _choose_length(settings.max_model_len, manifest.max_model_len)
     kernels = select(device, invariant=settings.batch_invariant)
-    decoder: CausalModel
-    if isinstance(config, DecoderConfig):
-        bits = _choose_bits(settings.quantization, manifest, device)
-        decoder = _load_decoder(manifest, config, dtype, device, kernels, length, bits, progress)
-    elif settings.quantization != "none":
-        raise ModelError(
-            f"--quantization does not work for {manifest.architecture} models yet; leave it out."
-        )
-    else:
-        from pagefleet_worker.adapter_loading import load_adapted
-
-        if settings.batch_invariant and device.type == "cuda":
-            raise ModelError(
-                f"transformers computes the layers of a {manifest.architecture} model, and on a "
-                "GPU not the same for a row in every batch: leave out --batch-invariant."
-            )
-        kernels.warm_up(dtype, config.heads, config.kv_heads, config.head_dim)
-        decoder = load_adapted(folder, manifest.weights, dtype, device, kernels, length, progress)
+    decoder = _load_model(
+        folder, settings, manifest, config, dtype, device, kernels, length, progress
+    )
     if settings.kv_cache_dtype == "fp8":
         _keep_kv_in_8_bits(decoder, settings, length)
     kept = decoder.kv_dtype
@@ -120,6 +105,36 @@ def load_engine(
         rehearse(engine)
         _log.info("kernels are compiled after %.1f s", time.perf_counter() - began)
     return engine
+
+
+def _load_model(
+    folder: Path,
+    settings: WorkerSettings,
+    manifest: Manifest,
+    config: ModelShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: Kernels,
+    length: int,
+    progress: Callable[[], None],
+) -> CausalModel:
+    """The decoder of this project where it knows the architecture, or transformers' model."""
+    if isinstance(config, DecoderConfig):
+        bits = _choose_bits(settings.quantization, manifest, device)
+        return _load_decoder(manifest, config, dtype, device, kernels, length, bits, progress)
+    if settings.quantization != "none":
+        raise ModelError(
+            f"--quantization does not work for {manifest.architecture} models yet; leave it out."
+        )
+    if settings.batch_invariant and device.type == "cuda":
+        raise ModelError(
+            f"transformers computes the layers of a {manifest.architecture} model, and on a "
+            "GPU not the same for a row in every batch: leave out --batch-invariant."
+        )
+    from pagefleet_worker.adapter_loading import load_adapted
+
+    kernels.warm_up(dtype, config.heads, config.kv_heads, config.head_dim)
+    return load_adapted(folder, manifest.weights, dtype, device, kernels, length, progress)
 
 
 def _keep_kv_in_8_bits(decoder: CausalModel, settings: WorkerSettings, length: int) -> None:
