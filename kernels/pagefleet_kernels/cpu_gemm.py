@@ -6,10 +6,12 @@ rows goes through a panel from the first input to the last with all its sums in 
 of the weight is loaded once for all rows, and an input is spread over the lanes (Goto and van de
 Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3), 2008, section 4).
 
-So each output is one chain of multiply-adds in the order of the inputs, in a lane of its own: the
-rows beside it cannot change a bit of it. A step of the chain in bfloat16 takes two inputs, by
-VDPBF16PS where the processor has it, else by two multiply-adds of the widened numbers. Sums are
-float32.
+So each output is a chain of multiply-adds in the order of the inputs, in a lane of its own: the
+rows beside it cannot change a bit of it. In float32 the chain is cut into stretches, whose sums are
+added up, because rounding errors grow with the length of a chain (Higham, "The accuracy of floating
+point summation", SIAM J. Sci. Comput. 14(4), 1993). A step of the chain in bfloat16 takes two
+inputs, by VDPBF16PS where the processor has it, else by two multiply-adds of the widened numbers;
+there the rounding of the inputs outweighs that of the sums, which are float32.
 """
 
 from typing import Any
@@ -45,6 +47,9 @@ PANEL_VECTORS = 2
 PANEL = PANEL_VECTORS * LANES
 """Outputs of a panel."""
 
+_STRETCH = 128
+"""Inputs of a chain in float32."""
+
 _VECTOR_BYTES = LANES * 4
 _WORD = types.int64
 _INT64 = ir.IntType(64)
@@ -77,6 +82,43 @@ def _emit_product(
     sums: Any,
 ) -> None:
     """The loop over the inputs for a number of rows; `steps` is at least 1."""
+    if form is not Format.FLOAT32:
+        stretch = _emit_stretch(builder, form, rows, values, stride, panel, _INT64(0), steps)
+        for number, total in enumerate(stretch):
+            store(builder, total, at(builder, sums, number * _VECTOR_BYTES))
+        return
+    places = [at(builder, sums, number * _VECTOR_BYTES) for number in range(rows * PANEL_VECTORS)]
+    for place in places:
+        store(builder, floats(0.0), place)
+    before = builder.block
+    body = builder.append_basic_block("stretch")
+    after = builder.append_basic_block("stretches")
+    builder.branch(body)
+    builder.position_at_end(body)
+    begin = builder.phi(_INT64)
+    following = builder.add(begin, _INT64(_STRETCH))
+    more = builder.icmp_signed("<", following, steps)
+    end = builder.select(more, following, steps)
+    stretch = _emit_stretch(builder, form, rows, values, stride, panel, begin, end)
+    for total, place in zip(stretch, places, strict=True):
+        store(builder, builder.fadd(load(builder, place), total), place)
+    begin.add_incoming(_INT64(0), before)
+    begin.add_incoming(following, builder.block)
+    builder.cbranch(more, body, after)
+    builder.position_at_end(after)
+
+
+def _emit_stretch(
+    builder: Any,
+    form: Format,
+    rows: int,
+    values: Any,
+    stride: Any,
+    panel: Any,
+    begin: Any,
+    end: Any,
+) -> list[Any]:
+    """Sums over the inputs `begin` .. `end` - 1, of which there is one at least."""
     before = builder.block
     body = builder.append_basic_block("inputs")
     after = builder.append_basic_block("summed")
@@ -100,15 +142,14 @@ def _emit_product(
             total = totals[row * PANEL_VECTORS + vector]
             grown.append(_multiply_add(builder, form, spread, weight, total))
     following = builder.add(step, _INT64(1))
-    step.add_incoming(_INT64(0), before)
+    step.add_incoming(begin, before)
     step.add_incoming(following, body)
     for total, sum_ in zip(totals, grown, strict=True):
         total.add_incoming(floats(0.0), before)
         total.add_incoming(sum_, body)
-    builder.cbranch(builder.icmp_signed("<", following, steps), body, after)
+    builder.cbranch(builder.icmp_signed("<", following, end), body, after)
     builder.position_at_end(after)
-    for number, sum_ in enumerate(grown):
-        store(builder, sum_, at(builder, sums, number * _VECTOR_BYTES))
+    return grown
 
 
 @intrinsic

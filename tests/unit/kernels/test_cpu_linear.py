@@ -42,6 +42,19 @@ def test_products_are_those_of_float64(dtype, outputs, inputs):
             torch.testing.assert_close(output.double(), exact, atol=1e-5, rtol=error)
 
 
+@pytest.mark.parametrize("inputs", [576, 4096])
+def test_errors_in_float32_do_not_grow_with_the_inputs(inputs):
+    """They are no larger than those of torch, which adds up in another order."""
+    weight, _ = random_layer(torch.float32, 96, inputs)
+    values = torch.randn(40, inputs)
+    exact = values.double() @ weight.double().T
+
+    def error(output):
+        return (output.double() - exact).square().mean().sqrt()
+
+    assert error(cpu_linear.linear(weight)(values)) < 1.2 * error(values @ weight.T)
+
+
 def test_scores_of_a_head_are_float32():
     weight, _ = random_layer(torch.bfloat16, 50, 32)
     assert cpu_linear.head(weight)(torch.ones(3, 32).bfloat16()).dtype == torch.float32
