@@ -137,6 +137,11 @@ def test_a_level_of_priority_is_worth_so_many_seconds() -> None:
     assert list(queue_of(after, before, urgent, late)) == [before, late, urgent, after]
 
 
+def test_who_is_urgent_passes_who_came_a_little_before() -> None:
+    plain, urgent = waiting(arrived=0.0), waiting(priority=-1, arrived=10.0)
+    assert list(queue_of(plain, urgent)) == [urgent, plain]
+
+
 def test_a_tenants_priority_does_not_move_others() -> None:
     urgent = [waiting("a", priority=-100) for _ in range(3)]
     plain = [waiting("b", arrived=1.0) for _ in range(3)]
@@ -189,15 +194,24 @@ class TestScheduler:
         self.order: list[int] = []
         """Prompts' first tokens in the order in which they began to be computed."""
 
-    def submit(self, name: str, token: int, tenant: str, **fields: float) -> list[Rejected]:
+    def submit(
+        self,
+        name: str,
+        token: int,
+        tenant: str,
+        *,
+        prompt: int = 3,
+        had: tuple[int, ...] = (),
+        weight: float = 1.0,
+    ) -> list[Rejected]:
         submit = Submit(
             name,
             1,
-            pack_ints([token, 0, 0]),
-            SamplingParams(max_tokens=1, seed=1),
-            [ChoiceState(0)],
+            pack_ints([token] + [next(NUMBERS) % 1000] * (prompt - 1)),
+            SamplingParams(max_tokens=len(had) + 1, seed=1),
+            [ChoiceState(0, pack_ints(had))],
             tenant=tenant,
-            **fields,  # type: ignore[arg-type]
+            weight=weight,
         )
         return self.handle(Arrived(b"g", submit))
 
@@ -228,6 +242,21 @@ class TestScheduler:
             self.submit(f"b{number}", 2, "b")
         self.work()
         assert abs(self.order[1:10].count(1) - 6) <= 1
+
+    def test_prompts_count_as_well(self) -> None:
+        self.submit("first", 9, "other")
+        for number in range(4):
+            self.submit(f"a{number}", 1, "a", prompt=30)
+            self.submit(f"b{number}", 2, "b", prompt=10)
+        self.work()
+        assert self.order == [9, 1, 2, 2, 2, 1, 2, 1, 1]
+
+    def test_who_comes_with_tokens_has_run_and_goes_first(self) -> None:
+        for number in range(4):
+            self.submit(f"a{number}", 1, "a")
+        self.submit("back", 2, "a", had=(5,))
+        self.work()
+        assert self.order == [1, 2, 1, 1, 1]
 
     def test_a_flood_is_refused_and_others_are_not(self) -> None:
         for number in range(21):
