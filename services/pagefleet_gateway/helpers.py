@@ -23,7 +23,6 @@ from pagefleet_gateway.helper import OUT_OF_MEMORY, Limits
 START_SECONDS: Final = 60.0
 """Until a helper is ready, on a busy machine."""
 
-
 WAIT_SECONDS: Final = 2.0
 """For a helper that is free."""
 

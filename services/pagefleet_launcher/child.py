@@ -1,7 +1,7 @@
 """One service that is kept alive: started again when its process dies, replaced when it hangs.
 
 A process that dies is started again after a pause; pauses double from 0.2 s to 5 s and begin anew
-once one has lived for 30 s. One that exits with status 2 says that what it was told is wrong:
+once one has lived for 5 s. One that exits with status 2 says that what it was told is wrong:
 another start cannot mend that.
 
 A process that has given signs of life (signs.py) and gives none for `hang_timeout` is hung: it is

@@ -41,7 +41,6 @@ class Quarantine:
     def __init__(self) -> None:
         self.suspected = 0
         """Sequences that became suspects."""
-        self.refused = 0
         self.chance = 0
         """Deaths that no sequence can be blamed for."""
         self._cases: list[dict[Sequence, None]] = []
@@ -86,7 +85,6 @@ class Quarantine:
         suspect.crashes += evidence
         if suspect.crashes < LIMIT + self.chance - suspect.excused:
             return []
-        self.refused += 1
         explained = [case for case in self._cases if suspect in case]
         self._cases = [case for case in self._cases if suspect not in case]
         for other in {other: None for case in explained for other in case}:
