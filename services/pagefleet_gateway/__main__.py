@@ -154,6 +154,7 @@ def main() -> None:
             tool_call_parser=settings.tool_call_parser,
             reasoning_parser=settings.reasoning_parser,
             chat_template=Path(settings.chat_template) if settings.chat_template else None,
+            seed=settings.seed,
         )
         server = Server(build_gateway(settings, model))
         listener = listen(settings)

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random, SystemRandom
 from typing import Any, Self
 
 from pagefleet.manifest import Manifest
@@ -31,6 +32,8 @@ class ServedModel:
     """How it writes calls of tools, by a name of `tool_parsers.PARSERS`."""
     reasoning_parser: str | None = None
     """How it writes thoughts, by a name of `reasoning.THINKS_AT_ONCE`."""
+    seeds: Random = field(default_factory=SystemRandom)
+    """Draws those of requests that name none."""
 
     @classmethod
     def load(
@@ -41,8 +44,11 @@ class ServedModel:
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
         chat_template: Path | None = None,
+        seed: int | None = None,
     ) -> Self:
         """Read a prepared folder; its own name and template count where none are given.
+
+        seed: begins the draws of seeds; without it they are the operating system's.
 
         Raises:
             ManifestError, VocabularyError, ChatTemplateError: the folder is not usable.
@@ -59,6 +65,7 @@ class ServedModel:
             Grammars(),
             tool_call_parser,
             reasoning_parser,
+            SystemRandom() if seed is None else Random(seed),
         )
 
     def check_name(self, name: str | None) -> None:

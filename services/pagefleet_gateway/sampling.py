@@ -1,6 +1,5 @@
 """How a body wants its tokens chosen, as `SamplingParams` without gaps."""
 
-import secrets
 from typing import Final, TypeVar
 
 from pagefleet.params import SamplingParams
@@ -36,7 +35,7 @@ def sampling_params(
     try:
         return SamplingParams(
             max_tokens=max_tokens,
-            seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
+            seed=model.seeds.getrandbits(64) if body.seed is None else body.seed % 2**64,
             temperature=either(body.temperature, defaults.temperature, 1.0),
             top_p=either(body.top_p, defaults.top_p, 1.0),
             top_k=max(either(body.top_k, defaults.top_k, 0), 0),

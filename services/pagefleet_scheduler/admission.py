@@ -15,9 +15,17 @@ class Admission:
     """Where requests come in, and where those that nobody waits for any more go."""
 
     def __init__(
-        self, requests: Requests, placement: Placement, outbox: Outbox, room: Room
+        self,
+        requests: Requests,
+        placement: Placement,
+        outbox: Outbox,
+        room: Room,
+        *,
+        prioritized: bool,
     ) -> None:
         self.room = room
+        self.prioritized = prioritized
+        """Whether the priority that a request asks for counts."""
         self.moved = 0
         """Requests that went on at another gateway while they were open."""
         self.recalled = 0
@@ -67,7 +75,7 @@ class Admission:
             salt=submit.salt,
             number=self._arrivals,
             arrived=arrived,
-            priority=submit.priority,
+            priority=submit.priority if self.prioritized else 0,
             tenant=submit.tenant,
             weight=submit.weight,
             began=arrived if goes_on else None,

@@ -109,6 +109,7 @@ class Scheduler:
         room: Room = DEFAULT_ROOM,
         worker_wait: float = 30.0,
         drafts: int = 0,
+        prioritized: bool = True,
     ) -> None:
         self.epoch = epoch
         self.lookahead = lookahead
@@ -119,7 +120,9 @@ class Scheduler:
         self.placement = Placement()
         self.outbox = Outbox(epoch)
         self.requests = Requests(self.placement, self.outbox)
-        self.admission = Admission(self.requests, self.placement, self.outbox, room)
+        self.admission = Admission(
+            self.requests, self.placement, self.outbox, room, prioritized=prioritized
+        )
         self.usage = Usage()
         self.figures = Figures()
         self._gateways: dict[bytes, float] = {}

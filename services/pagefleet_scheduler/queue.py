@@ -13,7 +13,8 @@ so that nobody saves up service by staying away, and however much one tenant ask
 waits for its own requests only.
 
 Within a tenant, priority is seconds: each level counts as having come `AGING` later. To wait is to
-age, so none starves, and the order of two requests never changes while they wait.
+age, so none starves, and the order of two requests never changes while they wait. With
+`--scheduling-policy fcfs` all requests come in with the same priority (`admission`).
 """
 
 from bisect import insort

@@ -61,6 +61,7 @@ class Server:
             room=Room(settings.max_num_queued_reqs, settings.max_num_queued_tokens),
             worker_wait=settings.worker_wait,
             drafts=settings.speculative_ngram,
+            prioritized=settings.scheduling_policy == "priority",
         )
 
     def _hub(self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]", side: bytes) -> Hub:

@@ -2,7 +2,8 @@
 
 `max_num_seqs` is the flag `--max-num-seqs` and the environment variable `PAGEFLEET_MAX_NUM_SEQS`;
 the flag wins. Anything unknown or malformed ends the program with a sentence that says how to mend
-it. `pagefleet serve` inherits the settings of all services and passes them on (`flags`).
+it. A setting that operators know by another name too has that name `also`. `pagefleet serve`
+inherits the settings of all services and passes them on (`flags`).
 """
 
 import argparse
@@ -38,6 +39,20 @@ def parse_size(text: str) -> int:
     return int(float(number) * (1024 if binary or not prefix else 1000) ** power)
 
 
+def parse_tensor_parallel_size(text: str) -> int:
+    """One, the only size there is.
+
+    Raises:
+        ValueError: it is another.
+    """
+    if (size := int(text)) != 1:
+        raise ValueError(
+            f"{size} devices cannot share a model's tensors: a worker computes on one. Leave this "
+            "at 1 and start more workers (pagefleet serve --workers, each with the whole model)"
+        )
+    return size
+
+
 def runtime_folder() -> Path:
     """Where the sockets of this user's cell are, unless told otherwise."""
     base = os.environ.get("XDG_RUNTIME_DIR")
@@ -54,9 +69,11 @@ def setting(
     most: float | None = None,
     choices: Sequence[str] | None = None,
     convert: Callable[[str], Any] | None = None,
+    also: str | None = None,
 ) -> Any:
     """A field with what its flag needs to know."""
     metadata = {"help": help, "least": least, "most": most, "choices": choices, "convert": convert}
+    metadata["also"] = also
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -124,6 +141,12 @@ class GatewaySettings(ModelSettings):
         None, "URL of an OpenTelemetry collector, for example http://localhost:4318/v1/traces"
     )
     log_prompts: bool = setting(False, "log prompts and answers too")
+    seed: int | None = setting(
+        None,
+        "draw from it the seeds of requests that name none: the same ones in the same order after "
+        "every start; without it nobody can foresee them",
+        least=0,
+    )
     max_body_bytes: int = setting(
         2 * 2**20, "largest request body, for example 2MiB", least=1024, convert=parse_size
     )
@@ -143,6 +166,12 @@ class SchedulerSettings:
     )
     worker_endpoint: str = setting(
         lambda: f"ipc://{runtime_folder()}/workers.sock", "where the scheduler meets workers"
+    )
+    scheduling_policy: str = setting(
+        "priority",
+        "which of a tenant's requests goes first: the one with the lowest priority, of which 30 s "
+        "of waiting are worth a level, or the one that came first, whatever its priority (fcfs)",
+        choices=("priority", "fcfs"),
     )
     enable_prefix_caching: bool = setting(True, "share the blocks of equal prefixes")
     lookahead: bool = setting(True, "order the next step before the last one's result is back")
@@ -177,6 +206,11 @@ class WorkerSettings(ModelSettings):
         "of matrices on a CPU: int8, or gguf to take a .gguf file's own 4 or 8 bits",
         choices=("none", "int8", "gguf"),
     )
+    tensor_parallel_size: int = setting(
+        1,
+        "devices that share a model's tensors; more than one is not supported",
+        convert=parse_tensor_parallel_size,
+    )
     threads: int | None = setting(None, "cores to compute with; all by default", least=1)
     block_size: int = setting(16, "tokens a block holds", least=1, most=256)
     kv_cache_memory: int | None = setting(
@@ -210,7 +244,13 @@ class WorkerSettings(ModelSettings):
 class ServeSettings(GatewaySettings, SchedulerSettings, WorkerSettings):
     """All services at once, on one machine."""
 
-    workers: int = setting(1, "worker processes; they share the cores", least=1, most=64)
+    workers: int = setting(
+        1,
+        "worker processes; they share the cores",
+        least=1,
+        most=64,
+        also="data_parallel_size",
+    )
     gateways: int = setting(1, "gateway processes; they share the port", least=1, most=64)
     hang_timeout: float = setting(
         5.0, "seconds without a sign of life after which a process is replaced; 0 is never", least=0
@@ -231,22 +271,26 @@ def parse(
     parser = _Parser(prog=prog, description=cls.__doc__, allow_abbrev=False)
     hints = get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        variable = f"PAGEFLEET_{field.name.upper()}"
-        flag = _flag(field.name)
+        names = [field.name, *filter(None, [field.metadata["also"]])]
+        variables, options = [_variable(name) for name in names], [_flag(name) for name in names]
         kind = (get_args(hints[field.name]) or (hints[field.name],))[0]  # T of `T | None`
         default = _default(field)
-        help = f"{field.metadata['help']} (default: {default}; {variable})".replace("%", "%%")
+        help = f"{field.metadata['help']} (default: {default}; {', '.join(variables)})"
+        help = help.replace("%", "%%")
         if kind is bool:
             action = argparse.BooleanOptionalAction
-            parser.add_argument(flag, action=action, default=default, help=help)
+            parser.add_argument(*options, action=action, default=default, help=help)
             convert = _boolean
         else:
             convert = field.metadata["convert"] or kind
             metavar = kind.__name__.upper()
             check = _checked(field, convert)
-            parser.add_argument(flag, type=check, default=default, help=help, metavar=metavar)
+            parser.add_argument(*options, type=check, default=default, help=help, metavar=metavar)
             convert = check
-        if variable in env:
+        found = [variable for variable in variables if variable in env]
+        if len(found) > 1:
+            parser.error(f"{' and '.join(found)} are one setting: set one of these variables only")
+        for variable in found:
             try:
                 parser.set_defaults(**{field.name: convert(env[variable])})
             except (ValueError, argparse.ArgumentTypeError) as error:
@@ -283,6 +327,10 @@ class _Parser(argparse.ArgumentParser):
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _variable(name: str) -> str:
+    return f"PAGEFLEET_{name.upper()}"
 
 
 def _default(field: "dataclasses.Field[Any]") -> Any:

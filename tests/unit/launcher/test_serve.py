@@ -106,6 +106,15 @@ def test_workers_share_the_cores(tmp_path, listener):
     assert told(tmp_path, listener, "--workers=2", "--threads=7")[0]["worker-1"].threads == 7
 
 
+def test_flags_of_other_servers_reach_the_service_that_they_are_for(tmp_path, listener):
+    read, _ = told(
+        tmp_path, listener, "--data-parallel-size=2", "--scheduling-policy=fcfs", "--seed=7"
+    )
+    assert list(read) == ["scheduler", "worker-0", "worker-1", "gateway-0"]
+    assert read["scheduler"].scheduling_policy == "fcfs"
+    assert read["gateway-0"].seed == 7
+
+
 def test_endpoints_that_were_asked_for_are_kept(tmp_path, listener):
     read, _ = told(tmp_path, listener, "--worker-endpoint=ipc:///elsewhere/workers")
     assert read["worker-0"].worker_endpoint == "ipc:///elsewhere/workers"

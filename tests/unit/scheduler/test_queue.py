@@ -186,7 +186,12 @@ class TestScheduler:
     """The same, as clients of a cell with one slot see it."""
 
     def setup_method(self) -> None:
-        self.scheduler = Scheduler(1 << 20, check=True, lookahead=False, room=Room(20))
+        self.begin()
+
+    def begin(self, prioritized: bool = True) -> None:
+        self.scheduler = Scheduler(
+            1 << 20, check=True, lookahead=False, room=Room(20), prioritized=prioritized
+        )
         hello = WorkerHello(PROTOCOL, "host", 1, 1, "m", "class", 4, 50, 1, 100, 64, 1000)
         sends = self.scheduler.handle([Arrived(b"w", hello)], 0.0)
         self.epoch = next(send.message.epoch for send in sends if isinstance(send.message, Join))
@@ -203,6 +208,7 @@ class TestScheduler:
         prompt: int = 3,
         had: tuple[int, ...] = (),
         weight: float = 1.0,
+        priority: int = 0,
     ) -> list[Rejected]:
         submit = Submit(
             name,
@@ -212,6 +218,7 @@ class TestScheduler:
             [ChoiceState(0, pack_ints(had))],
             tenant=tenant,
             weight=weight,
+            priority=priority,
         )
         return self.handle(Arrived(b"g", submit))
 
@@ -250,6 +257,15 @@ class TestScheduler:
             self.submit(f"b{number}", 2, "b", prompt=10)
         self.work()
         assert self.order == [9, 1, 2, 2, 2, 1, 2, 1, 1]
+
+    def test_priority_counts_unless_the_policy_is_first_come_first_served(self) -> None:
+        for prioritized, order in ((True, [5, 3, 4, 2, 1, 0]), (False, [0, 1, 2, 3, 4, 5])):
+            self.begin(prioritized)
+            self.submit("first", 9, "a")
+            for number, priority in enumerate((3, 2, 1, 0, 0, -7)):
+                self.submit(f"a{number}", number, "a", priority=priority)
+            self.work()
+            assert self.order == [9, *order]
 
     def test_who_comes_with_tokens_has_run_and_goes_first(self) -> None:
         for number in range(4):

@@ -37,6 +37,8 @@ def test_booleans_can_be_switched_off_both_ways() -> None:
         (["--kv-cache-memory", "some"], {}, "write for example 512MiB"),
         ([], {"PAGEFLEET_BLOCK_SIZE": "0"}, "PAGEFLEET_BLOCK_SIZE: 0 is below 1"),
         (["--gpu-memory-utilization", "nan"], {}, "below"),
+        (["--tensor-parallel-size", "2"], {}, "start more workers"),
+        ([], {"PAGEFLEET_TENSOR_PARALLEL_SIZE": "0"}, "0 devices cannot share"),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -46,6 +48,26 @@ def test_what_is_wrong_is_said(
         settings.parse(WorkerSettings, argv, env)
     assert stopped.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_setting_has_all_of_its_names() -> None:
+    for argv, env in (
+        (["--workers=3"], {}),
+        (["--data-parallel-size=3"], {}),
+        ([], {"PAGEFLEET_WORKERS": "3"}),
+        ([], {"PAGEFLEET_DATA_PARALLEL_SIZE": "3"}),
+        (["--workers=3"], {"PAGEFLEET_DATA_PARALLEL_SIZE": "4"}),
+    ):
+        assert settings.parse(ServeSettings, argv, env).workers == 3
+
+
+def test_two_variables_of_one_setting_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    env = {"PAGEFLEET_WORKERS": "3", "PAGEFLEET_DATA_PARALLEL_SIZE": "3"}
+    with pytest.raises(SystemExit) as stopped:
+        settings.parse(ServeSettings, [], env)
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert "PAGEFLEET_WORKERS and PAGEFLEET_DATA_PARALLEL_SIZE are one setting" in said
 
 
 def test_sizes() -> None:
