@@ -24,7 +24,8 @@ from benchmarks.drill.served import Served, serving
 from benchmarks.drill.streams import EXACT, LOST, REFUSED, Answer, ask
 from benchmarks.drill.timeline import timeline
 from benchmarks.drill.verdict import Verdict
-from pagefleet_worker.prepare import DEFAULT_MODEL, ECHO_MODEL, default_cache, prepare
+from pagefleet.settings import DEFAULT_MODEL
+from pagefleet_worker.prepare import ECHO_MODEL, default_cache, prepare
 
 SERVICES = ("worker", "scheduler", "gateway")
 TEXTS = 24

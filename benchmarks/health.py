@@ -23,7 +23,8 @@ from benchmarks.drill.questions import Questioner
 from benchmarks.drill.served import Served, serving
 from benchmarks.drill.streams import ask
 from benchmarks.drill.verdict import quantile
-from pagefleet_worker.prepare import DEFAULT_MODEL, ECHO_MODEL, default_cache, prepare
+from pagefleet.settings import DEFAULT_MODEL
+from pagefleet_worker.prepare import ECHO_MODEL, default_cache, prepare
 
 PATHS = ("/health", "/ready", "/live")
 PROMPT, TOKENS = 40, 60

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.paper.beams import TAPE, BeamTape
 from pagefleet.params import SamplingParams
-from pagefleet.settings import WorkerSettings
+from pagefleet.settings import DEFAULT_MODEL, WorkerSettings
 from pagefleet.wire import (
     PROTOCOL,
     ChoiceState,
@@ -26,7 +26,7 @@ from pagefleet_scheduler.core import Arrived, Scheduler
 from pagefleet_scheduler.sequence import Request
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.loading import load_engine
-from pagefleet_worker.prepare import DEFAULT_MODEL, default_cache, prepare
+from pagefleet_worker.prepare import default_cache, prepare
 
 WIDTHS = (2, 4, 6)
 

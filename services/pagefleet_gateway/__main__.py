@@ -149,7 +149,7 @@ def main() -> None:
     try:
         check_endpoint(settings.gateway_endpoint)
         model = ServedModel.load(
-            prepared_folder(settings.model),
+            prepared_folder(settings),
             settings.served_model_name,
             tool_call_parser=settings.tool_call_parser,
             reasoning_parser=settings.reasoning_parser,

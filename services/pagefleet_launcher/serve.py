@@ -23,7 +23,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pagefleet.notify import BEAT_SECONDS, Notifier
+from pagefleet.prepared import preparation
 from pagefleet.settings import (
+    AUTO,
     GatewaySettings,
     SchedulerSettings,
     ServeSettings,
@@ -107,7 +109,7 @@ def runtime_folder() -> Iterator[Path]:
 
 async def _serve(asked: ServeSettings, listener: socket.socket, folder: Path, began: float) -> int:
     interrupts = Interrupts()
-    model = await _prepare(asked.model, interrupts)
+    model = await _prepare(asked, interrupts)
     if model is None:
         return 1
     settings = complete(asked, model, folder, listener)
@@ -123,10 +125,9 @@ async def _serve(asked: ServeSettings, listener: socket.socket, folder: Path, be
     return status
 
 
-async def _prepare(model: str, interrupts: Interrupts) -> Path | None:
-    """The prepared folder of `model`, or None: it failed and said why, or it was interrupted."""
-    command = [sys.executable, "-m", "pagefleet_worker.prepare", model]
-    process = Process("prepare", command, capture=True)
+async def _prepare(asked: ServeSettings, interrupts: Interrupts) -> Path | None:
+    """The prepared folder of the model, or None: it failed and said why, or it was interrupted."""
+    process = Process("prepare", preparation(asked), capture=True)
     ended = asyncio.create_task(process.ended())
     await first_of(asyncio.wait([ended]), interrupts.drain.wait())
     if not ended.done():
@@ -147,6 +148,8 @@ def complete(
     return dataclasses.replace(
         asked,
         model=str(model),
+        tokenizer=AUTO,
+        generation_config=AUTO,
         fd=listener.fileno(),
         metrics_folder=asked.metrics_folder or str(folder),
         gateway_endpoint=gateway_endpoint,

@@ -24,7 +24,7 @@ def main() -> None:
     configure_logging("worker")
     began, progress = time.monotonic(), Progress()
     try:
-        engine = build_engine(settings, prepared_folder(settings.model), progress)
+        engine = build_engine(settings, prepared_folder(settings), progress)
         server = Server(settings.worker_endpoint, engine, progress)
     except (EndpointError, ManifestError, ValueError, OSError) as error:
         refuse("pagefleet worker", error)

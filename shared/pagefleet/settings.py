@@ -21,6 +21,8 @@ from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 from pagefleet.params import MAX_CHOICES, MAX_LOGPROBS
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+AUTO = "auto"
+"""The model's own."""
 
 _Settings = TypeVar("_Settings", bound="GatewaySettings | SchedulerSettings | WorkerSettings")
 
@@ -86,6 +88,14 @@ class ModelSettings:
     model: str = setting(
         DEFAULT_MODEL,
         "a prepared folder, a local folder with safetensors, a .gguf file, a hub id or an alias",
+    )
+    tokenizer: str = setting(
+        AUTO, "a folder with a tokenizer, or a tokenizer.json, in place of the model's own (auto)"
+    )
+    generation_config: str = setting(
+        AUTO,
+        "how to sample where a request does not say: as the model's authors recommend (auto), in a "
+        "neutral way (none, or vllm), or as the generation_config.json of a folder says",
     )
 
 

@@ -12,6 +12,7 @@ import threading
 import pytest
 
 from pagefleet.manifest import FORMAT_VERSION, Manifest, SamplingDefaults, Weights
+from pagefleet.prepared import preparation
 from pagefleet.settings import (
     GatewaySettings,
     SchedulerSettings,
@@ -113,6 +114,15 @@ def test_flags_of_other_servers_reach_the_service_that_they_are_for(tmp_path, li
     assert list(read) == ["scheduler", "worker-0", "worker-1", "gateway-0"]
     assert read["scheduler"].scheduling_policy == "fcfs"
     assert read["gateway-0"].seed == 7
+
+
+def test_the_parts_of_a_model_are_chosen_once(tmp_path, listener):
+    chosen = ("--tokenizer=other", "--generation-config=none")
+    assert set(chosen) < set(preparation(parse(ServeSettings, chosen, env={})))
+    _, children = told(tmp_path, listener, *chosen)
+    for name in ("worker-0", "gateway-0"):
+        # Said, lest a variable of the launcher's that a service inherits should say otherwise.
+        assert {"--tokenizer=auto", "--generation-config=auto"} < set(children[name].command)
 
 
 def test_endpoints_that_were_asked_for_are_kept(tmp_path, listener):

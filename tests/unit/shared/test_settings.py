@@ -61,6 +61,25 @@ def test_a_setting_has_all_of_its_names() -> None:
         assert settings.parse(ServeSettings, argv, env).workers == 3
 
 
+OPERATORS_KNOW = {
+    "--model", "--served-model-name", "--host", "--port", "--max-model-len", "--max-num-seqs",
+    "--api-key", "--dtype", "--max-num-batched-tokens", "--gpu-memory-utilization", "--block-size",
+    "--kv-cache-dtype", "--seed", "--tensor-parallel-size", "--data-parallel-size",
+    "--enable-prefix-caching", "--enforce-eager", "--tokenizer", "--chat-template",
+    "--generation-config", "--max-logprobs", "--max-num-queued-reqs", "--shutdown-timeout",
+    "--scheduling-policy", "--tool-call-parser", "--ssl-certfile", "--ssl-keyfile",
+    "--allowed-origins", "--root-path",
+}  # fmt: skip
+"""Flags of vLLM that keep their names."""
+
+
+def test_flags_that_operators_know_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings.parse(ServeSettings, ["--help"], {})
+    words = set(capsys.readouterr().out.replace(",", " ").split())
+    assert words >= OPERATORS_KNOW
+
+
 def test_two_variables_of_one_setting_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     env = {"PAGEFLEET_WORKERS": "3", "PAGEFLEET_DATA_PARALLEL_SIZE": "3"}
     with pytest.raises(SystemExit) as stopped:

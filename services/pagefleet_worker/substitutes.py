@@ -1,0 +1,48 @@
+"""What an operator puts in place of parts of a model, before it is prepared.
+
+A tokenizer brings its special tokens and its chat template; where it says nothing of them, the
+model's own stay. A generation config is all that is recommended for a model: what holds where a
+request is silent, and which ids end a generation.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from pagefleet.manifest import GENERATION_CONFIG_FILE, SamplingDefaults
+from pagefleet_worker.model_files import ModelError, ModelFiles, read_json
+
+
+def with_tokenizer(files: ModelFiles, path: Path) -> ModelFiles:
+    """The model with the tokenizer of a folder, or of a tokenizer.json.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    from pagefleet_worker.hf_tokenizer import hf_tokenizer
+
+    other = hf_tokenizer(path)
+    return replace(
+        files,
+        tokenizer=other.tokenizer,
+        special_tokens=files.special_tokens | other.special_tokens,
+        chat_template=other.chat_template or files.chat_template,
+    )
+
+
+def with_generation_config(files: ModelFiles, folder: Path) -> ModelFiles:
+    """The model with the generation config that lies in a folder.
+
+    Raises:
+        ModelError: none lies there, or it is no JSON object.
+    """
+    config = read_json(folder / GENERATION_CONFIG_FILE)
+    if config is None:
+        raise ModelError(f"{folder} lacks {GENERATION_CONFIG_FILE}, which was to be taken from it.")
+    return replace(files, generation_config=config)
+
+
+def with_neutral_sampling(files: ModelFiles) -> ModelFiles:
+    """The model without recommendations for sampling; what ends a generation stays."""
+    recommended = SamplingDefaults.__struct_fields__
+    config = {name: v for name, v in files.generation_config.items() if name not in recommended}
+    return replace(files, generation_config=config)
