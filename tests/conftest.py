@@ -1,12 +1,17 @@
 """Fixtures that several folders of tests share."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch: as in pagefleet_worker/__main__.py
+
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:  # of `nohup` or `&`: children would inherit it,
+        signal.signal(number, lambda *_: None)  # but get the default in the place of a handler
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ def children(pid: int) -> dict[int, str]:
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         try:
             command = Path(f"/proc/{child}/cmdline").read_text()
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue
         if match := _SERVICE.search(command):
             found[int(child)] = match[1]

@@ -13,8 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.drill.processes import is_alive
 from tests.system.serving import pagefleet_serve
-from tests.unit.launcher.conftest import is_alive, wait_until
+from tests.unit.launcher.conftest import wait_until
 
 REQUEST = {"prompt": "Once", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
 

@@ -58,14 +58,15 @@ def running_gateway(model: Path, endpoint: str, *arguments: str) -> Iterator[Any
     command = [sys.executable, "-m", "pagefleet_gateway", f"--model={model}"]
     command += [f"--fd={listener.fileno()}", f"--gateway-endpoint={endpoint}", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(command, pass_fds=[listener.fileno()], env=environment)
-    port = listener.getsockname()[1]
-    listener.close()
-    try:
-        yield process, port
-    finally:
-        process.terminate()
-        process.wait(10)
+    with subprocess.Popen(command, pass_fds=[listener.fileno()], env=environment) as process:
+        port = listener.getsockname()[1]
+        listener.close()
+        try:
+            yield process, port
+            process.terminate()
+            process.wait(10)
+        finally:
+            process.kill()
 
 
 @contextmanager

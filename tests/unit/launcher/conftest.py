@@ -1,5 +1,4 @@
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from benchmarks.drill.processes import is_alive, kill
 
 HERE = Path(__file__).parent
 
@@ -82,14 +83,6 @@ class Cell:
         return {event.pid for event in self.events() if is_alive(event.pid)}
 
 
-def is_alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
 @pytest.fixture
 def cell(tmp_path):
     cell = Cell(tmp_path)
@@ -98,4 +91,4 @@ def cell(tmp_path):
         with cell.process:
             cell.process.kill()
     for pid in cell.alive():
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tests.unit.launcher.conftest import is_alive, wait_until
+from benchmarks.drill.processes import is_alive
+from tests.unit.launcher.conftest import wait_until
 
 LIMIT = 1.0
 

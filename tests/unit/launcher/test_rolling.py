@@ -4,7 +4,8 @@ import signal
 
 import pytest
 
-from tests.unit.launcher.conftest import is_alive, wait_until
+from benchmarks.drill.processes import is_alive
+from tests.unit.launcher.conftest import wait_until
 
 REPLACED = ["started", "asked", "ended"]
 

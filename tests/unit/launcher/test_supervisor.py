@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from benchmarks.drill.processes import is_alive
 from pagefleet_launcher.child import Child, Service, next_pause
-from tests.unit.launcher.conftest import is_alive, wait_until
+from tests.unit.launcher.conftest import wait_until
 
 ENDING = "      serve | ending, once open streams have ended; Ctrl-C ends it at once\n"
 

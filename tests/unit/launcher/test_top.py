@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import threading
@@ -93,14 +94,19 @@ def test_on_a_terminal_it_is_shown_again(gateway: Gateway) -> None:
     program = "import sys; from pagefleet_launcher.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "top", "--url", gateway.url]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(command, stdout=terminal, env=environment)
-    os.close(terminal)
     shown = b""
-    while shown.count(CLEAR.encode()) < 2:
-        shown += os.read(main_end, 1 << 16)
-    process.send_signal(2)
-    assert process.wait(10) == 0
-    os.close(main_end)
+    with (
+        os.fdopen(main_end, "rb", buffering=0) as screen,
+        subprocess.Popen(command, stdout=terminal, env=environment) as process,
+    ):
+        os.close(terminal)
+        try:
+            while shown.count(CLEAR.encode()) < 2:
+                shown += screen.read(1 << 16)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
     assert len(gateway.asked) >= 2
 
 
