@@ -15,6 +15,34 @@ class MalformedError(ValueError):
     """Text that is no JSON object."""
 
 
+class ValueScanner:
+    """State of the scan of one value; `complete` is its end."""
+
+    def __init__(self) -> None:
+        self.complete = False
+        self._quoted = False
+        self._escaped = False
+        self._depth = 0
+
+    def push(self, character: str) -> bool:
+        """Take the next character; whether it is part of the value, or shows that it has ended."""
+        if self._quoted:
+            self._quoted = character != '"' or self._escaped
+            self._escaped = character == "\\" and not self._escaped
+            self.complete = not self._quoted and not self._depth
+        elif character == '"':
+            self._quoted, self._escaped = True, False
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]" and self._depth:
+            self._depth -= 1
+            self.complete = not self._depth
+        elif not self._depth and character in ",}" + _SPACE:
+            self.complete = True
+            return False
+        return True
+
+
 class ObjectScanner:
     """State of the scan: `key` is the member that was met last, `complete` the object's end."""
 
@@ -25,9 +53,8 @@ class ObjectScanner:
         self.complete = False
         self._stage = self._opening
         self._string = ""
-        self._quoted = False
         self._escaped = False
-        self._depth = 0
+        self._scanner = ValueScanner()
 
     def push(self, character: str) -> bool:
         """Take the next character; whether it is part of the value of `key`.
@@ -78,28 +105,14 @@ class ObjectScanner:
         if character in ",}]":
             raise MalformedError("a member lacks its value")
         self._stage, self.in_value = self._value, True
+        self._scanner = ValueScanner()
         return self._value(character)
 
     def _value(self, character: str) -> bool:
-        if self._quoted:
-            self._quoted = character != '"' or self._escaped
-            self._escaped = character == "\\" and not self._escaped
-            self._end_value(not self._quoted and not self._depth)
-        elif character == '"':
-            self._quoted, self._escaped = True, False
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]" and self._depth:
-            self._depth -= 1
-            self._end_value(not self._depth)
-        elif not self._depth and character in ",}" + _SPACE:
-            self._end_value(True)
-            return self._after_value(character)
-        return True
-
-    def _end_value(self, ended: bool) -> None:
-        if ended:
+        belongs = self._scanner.push(character)
+        if self._scanner.complete:
             self._stage, self.in_value = self._after_value, False
+        return belongs or self._after_value(character)
 
     def _after_value(self, character: str) -> bool:
         if character == ",":

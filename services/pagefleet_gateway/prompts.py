@@ -123,7 +123,7 @@ def _for_template(message: ChatMessage, field: str) -> dict[str, Any]:
         if (value := getattr(message, name)) is not None:
             shown[name] = value
     if message.tool_calls:
-        shown["tool_calls"] = shown_calls(message.tool_calls, f"{field}.tool_calls")
+        shown["tool_calls"] = shown_calls(message.tool_calls)
     return shown
 
 

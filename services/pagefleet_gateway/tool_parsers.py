@@ -4,7 +4,9 @@ A notation is a script: a generator that is sent one character after another, so
 of a text does not depend on the pieces in which it came. What a script has read and not yet decided
 on is held. It becomes content as soon as it can be no call: a text that only looks like one is
 never lost. A call begins when its name is known and its arguments have begun; from then on they
-come out as they are written, without being understood.
+come out as they are written, without being understood: whether they are JSON is for the client to
+see. Where their brackets close they end, and what follows and is no part of the notation, because
+the model made a mistake, is content.
 
     hermes        <tool_call>{"name": ..., "arguments": {...}}</tool_call>, anywhere (Hermes, Qwen)
     llama3_json   {"name": ..., "parameters": {...}}; {...} and nothing else (Llama 3)
@@ -14,15 +16,14 @@ come out as they are written, without being understood.
 White space beside a call is no content.
 """
 
-import ast
 import json
 import re
-import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from pagefleet_gateway.json_scanner import MalformedError, ObjectScanner
+from pagefleet_gateway.json_scanner import MalformedError, ObjectScanner, ValueScanner
+from pagefleet_gateway.python_call import evaluated
 
 Script: TypeAlias = Generator[None, str, None]
 """Is sent characters until the end of the text."""
@@ -55,8 +56,9 @@ class ToolParser:
 
     def __init__(self, script: "Callable[[ToolParser], Script]") -> None:
         self.held = ""
-        """Neither content nor a call yet; within a call, its last character."""
-        self._calls = 0
+        """Neither content nor a call yet; within a call, what is not of its arguments."""
+        self.calls = 0
+        """That have begun."""
         self._in_call = False
         self._after_call = False
         self._space = ""
@@ -65,12 +67,12 @@ class ToolParser:
         next(self._script)
 
     def __repr__(self) -> str:
-        return f"<ToolParser: {self._calls} calls, {len(self.held)} characters held>"
+        return f"<ToolParser: {self.calls} calls, {len(self.held)} characters held>"
 
     def push(self, text: str) -> list[Spoken]:
         """What became certain with `text`."""
         for character in text:
-            self.held = character if self._in_call else self.held + character
+            self.held += character
             self._script.send(character)
         return self._taken()
 
@@ -101,18 +103,19 @@ class ToolParser:
         """What is held is the beginning of a call."""
         if arguments[0] != "{":
             raise MalformedError("arguments are an object")
-        self._spoken.append(CallDelta(self._calls, name, arguments))
+        self._spoken.append(CallDelta(self.calls, name, arguments))
         self.held = self._space = ""
-        self._calls += 1
+        self.calls += 1
         self._in_call = True
 
     def argue(self, text: str) -> None:
-        """More of the arguments of the call that goes on."""
+        """More of the arguments of the call that goes on, which is all that is held."""
+        self.held = ""
         last = self._spoken[-1] if self._spoken else None
         if isinstance(last, CallDelta):
             last.arguments += text
         else:
-            self._spoken.append(CallDelta(self._calls - 1, arguments=text))
+            self._spoken.append(CallDelta(self.calls - 1, arguments=text))
 
     def end(self) -> None:
         """The call is complete."""
@@ -124,10 +127,9 @@ class ToolParser:
         self.held = ""
 
     def fail(self) -> None:
-        """What is held is no part of a call, after all."""
+        """What is held is no part of a call, after all: it is to be read as any other text."""
         if self._in_call:
             self._in_call, self._after_call = False, True
-        self.say(self.held)
 
     def _taken(self) -> list[Spoken]:
         spoken, self._spoken = self._spoken, []
@@ -135,15 +137,22 @@ class ToolParser:
 
 
 def hermes(parser: ToolParser) -> Script:
-    """Calls between tags, anywhere in the text."""
+    """Calls between tags, anywhere in the text; one that ends wrongly has an end tag to come."""
+    tags = [CALL_TAG]
     while True:
-        yield from _find(parser, CALL_TAG)
+        tag, tags = (yield from _find(parser, tags)), [CALL_TAG]
+        if tag == CALL_END_TAG:
+            parser.drop()
+            continue
+        calls = parser.calls
         try:
             yield from _call(parser, (yield from _next(parser)))
             yield from _expect(parser, CALL_END_TAG)
             parser.drop()
         except MalformedError:
             parser.fail()
+            if parser.calls > calls:
+                tags.append(CALL_END_TAG)
 
 
 def llama3_json(parser: ToolParser) -> Script:
@@ -166,7 +175,7 @@ def llama3_json(parser: ToolParser) -> Script:
 def mistral(parser: ToolParser) -> Script:
     """A marker, and a list of objects or a name with its arguments."""
     while True:
-        yield from _find(parser, "[TOOL_CALLS]")
+        yield from _find(parser, ["[TOOL_CALLS]"])
         try:
             first = yield from _next(parser)
             if first == "[":
@@ -244,15 +253,17 @@ def _text(parser: ToolParser) -> Script:
         yield
 
 
-def _find(parser: ToolParser, marker: str) -> Script:
-    """Let text be content until the marker, which stays held."""
-    while not parser.held.endswith(marker):
-        yield
+def _find(parser: ToolParser, markers: Sequence[str]) -> Generator[None, str, str]:
+    """Let text be content until one of the markers, which stays held."""
+    longest = max(map(len, markers))
+    while True:
         held = parser.held
-        undecided = held.find(marker[0])
-        while undecided >= 0 and not marker.startswith(held[undecided:]):
-            undecided = held.find(marker[0], undecided + 1)
-        parser.say(held if undecided < 0 else held[:undecided])
+        tails = range(max(0, len(held) - longest), len(held))
+        begun = (at for at in tails if any(marker.startswith(held[at:]) for marker in markers))
+        parser.say(held[: next(begun, len(held))])
+        if parser.held in markers:
+            return parser.held
+        yield
 
 
 def _expect(parser: ToolParser, marker: str, read: int = 0) -> Script:
@@ -275,7 +286,10 @@ def _list(parser: ToolParser) -> Script:
 
 
 class _Call:
-    """A call as an object: a name and arguments in any order; those before the name are held."""
+    """A call as an object: a name and arguments in any order; those before the name are held.
+
+    Once it has begun, members that have no place in it, or come again, are passed over.
+    """
 
     def __init__(self, parser: ToolParser) -> None:
         self.scanner = ObjectScanner()
@@ -283,18 +297,20 @@ class _Call:
         self._raw_name = ""
         self._name: str | None = None
         self._arguments = ""
+        self._argued = False
         self.begun = False
 
     def push(self, character: str) -> None:
         in_value, key = self.scanner.push(character), self.scanner.key
-        if key is not None and key not in _KEYS:
+        if key is not None and key not in _KEYS and not self.begun:
             raise MalformedError("a call has a name and arguments")
         if in_value and key == "name" and self._name is None:
             self._raw_name += character
             if not self.scanner.in_value:
                 self._name = _name_in(self._raw_name)
-        elif in_value and key in _ARGUMENTS:
+        elif in_value and key in _ARGUMENTS and not self._argued:
             self._argue(character)
+            self._argued = not self.scanner.in_value
         ready = self._arguments or self.scanner.complete
         if self._name is not None and ready and not self.begun:
             self._parser.begin(self._name, self._arguments or "{}")
@@ -334,7 +350,7 @@ def _named(parser: ToolParser, first: str) -> Script:
 
 def _arguments(parser: ToolParser, name: str, first: str) -> Script:
     """An object that is the arguments of a call."""
-    scanner = ObjectScanner()
+    scanner = ValueScanner()
     scanner.push(first)
     parser.begin(name, first)
     while not scanner.complete:
@@ -363,25 +379,9 @@ def _python_call(parser: ToolParser, first: str) -> Script:
             raise MalformedError("a call begins with a name")
         character = yield
         source += character
-    parser.begin(*_evaluated(source))
+    name, arguments = evaluated(source)
+    parser.begin(_checked_name(name), arguments)
     parser.end()
-
-
-def _evaluated(source: str) -> tuple[str, str]:
-    """The name of a call in Python, and its arguments as JSON."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            call = ast.parse(source, mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            raise MalformedError("arguments have names")
-        values = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-        if None in [keyword.arg for keyword in call.keywords]:
-            raise MalformedError("arguments have names")
-        arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise MalformedError("no call of Python's with literals") from error
-    return _checked_name(source.partition("(")[0]), arguments
 
 
 def _name_in(raw: str) -> str:

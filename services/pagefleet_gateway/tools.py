@@ -166,25 +166,27 @@ def call_id(generation: str, choice: int, number: int) -> str:
     return hashlib.sha256(f"{generation} {choice} {number}".encode()).hexdigest()[:9]
 
 
-def shown_calls(calls: Sequence[ToolCall], field: str) -> list[dict[str, Any]]:
+def shown_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
     """Calls of earlier turns for the template, which takes arguments as an object.
 
-    Raises:
-        ApiError: 400 that names `messages`; arguments are no JSON object.
+    Where a model wrote something else it sees that as it was, beside what came of it.
     """
-    shown = []
-    for number, call in enumerate(calls):
-        try:
-            arguments = json.loads(call.function.arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise bad_request(
-                f"{field}[{number}].function.arguments is no JSON object.", "messages"
-            )
-        function = {"name": call.function.name, "arguments": arguments}
-        shown.append({"id": call.id, "type": "function", "function": function})
-    return shown
+    return [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.function.name, "arguments": _shown(call.function.arguments)},
+        }
+        for call in calls
+    ]
+
+
+def _shown(arguments: str) -> dict[str, Any] | str:
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
 
 
 def _schema(tool: Tool) -> Schema:

@@ -75,6 +75,9 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
         [],
     ),
     ("hermes", f"<tool_call>{obj(NOW)} <tool_call>", "<tool_call>", [NOW]),
+    ("hermes", f"<tool_call>{obj(NOW)}\n{tagged(WEATHER)}", "", [NOW, WEATHER]),
+    ("hermes", f"<tool_call>{tagged(NOW)}", "<tool_call>", [NOW]),
+    ("hermes", f"</tool_call>{tagged(NOW)}</tool_call>", "</tool_call></tool_call>", [NOW]),
     ("llama3_json", obj(WEATHER, "parameters"), "", [WEATHER]),
     ("llama3_json", f"<|python_tag|>{obj(NOW)}; {obj(WEATHER)}", "", [NOW, WEATHER]),
     ("llama3_json", f"It is {obj(NOW)}", f"It is {obj(NOW)}", []),
@@ -135,6 +138,67 @@ def test_any_text_is_the_same_in_any_pieces(family: str, text: str, draw: random
     assert raw(family, pieces) == (content, calls)
     if not calls:
         assert content == text
+
+
+F = '{"name": "f", "arguments": '
+MALFORMED: list[tuple[str, str, str, list[tuple[str, str]]]] = [
+    ("hermes", f"<tool_call>{F}{{'a': 1,}}}}</tool_call>", "", [("f", "{'a': 1,}")]),
+    # A brace too few, and one too many.
+    ("hermes", f'<tool_call>{F}{{"a": 1}}\n</tool_call> x', "x", [("f", '{"a": 1}')]),
+    ("hermes", f'<tool_call>{F}{{"a": [1}}}}\n</tool_call>', "", [("f", '{"a": [1}}')]),
+    (
+        "hermes",
+        f"<tool_call>{F}{{}}}}}}</tool_call>{tagged(NOW)}",
+        "}",
+        [("f", "{}"), ("time.now", "{}")],
+    ),
+    # A quote that is never closed.
+    ("hermes", f'<tool_call>{F}{{"a": "b}}}}</tool_call>', "", [("f", '{"a": "b}}</tool_call>')]),
+    # More than a name and arguments.
+    ("hermes", f'<tool_call>{F}{{}}, "why": ["x"]}}</tool_call>!', "!", [("f", "{}")]),
+    (
+        "hermes",
+        f'<tool_call>{F}{{"a": 1}}, "arguments": {{}}}}</tool_call>',
+        "",
+        [("f", '{"a": 1}')],
+    ),
+    ("hermes", f"<tool_call>{F}{{}}, or?}}</tool_call> No.", ", or?} No.", [("f", "{}")]),
+    ("llama3_json", f"{F}{{'a': 'it}}s'}}}}", "s'}}", [("f", "{'a': 'it}")]),
+    ("llama3_json", f"{F}{{}}, {{", ", {", [("f", "{}")]),
+    ("mistral", "[TOOL_CALLS]f[ARGS]{'a' 1} x", "x", [("f", "{'a' 1}")]),
+    ("mistral", f"[TOOL_CALLS][{F}{{}} {F}{{}}]", f"{F}{{}}]", [("f", "{}")]),
+    ("pythonic", "[f(a=1), g(a=)]", ", g(a=)]", [("f", '{"a": 1}')]),
+]
+
+
+@pytest.mark.parametrize(("family", "text", "content", "calls"), MALFORMED)
+def test_what_is_malformed_is_passed_on(
+    family: str, text: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        assert raw(family, pieces) == (content, calls)
+
+
+@given(
+    st.text("{}[]':,\\ a1\n", max_size=20),
+    st.text("x{}< \n", max_size=5),
+    st.randoms(use_true_random=False),
+)
+def test_nothing_of_malformed_arguments_is_lost(
+    inner: str, behind: str, draw: random.Random
+) -> None:
+    """Only what belongs to a call's notation goes: its last brace and its tag; and white space."""
+    written = f"{{{inner}}}}}{behind}"
+    text = f"<tool_call>{F}{written}</tool_call>."
+    cuts = sorted(draw.sample(range(len(text)), 3))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    content, ((name, arguments),) = raw("hermes", pieces)
+    assert name == "f"
+    kept = "".join((arguments + content).split())
+    written = "".join(written.split())
+    braces = [at for at, character in enumerate(written) if character == "}"]
+    without_one = [written[:at] + written[at + 1 :] for at in braces]
+    assert kept in (f"{written}</tool_call>.", f"{written}.", *(f"{each}." for each in without_one))
 
 
 def test_arguments_come_as_they_are_written() -> None:

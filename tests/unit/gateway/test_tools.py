@@ -149,6 +149,25 @@ def test_calls_come_whole_and_in_pieces() -> None:
         same(streamed(chat(request_id="it", stream=True), TAGGED), choice)
 
 
+MALFORMED = (
+    'Hm.<tool_call>{"name": "weather", "arguments": {\'city\': \'Zürich}\'}}</tool_call>\n'
+    '<tool_call>{"name": "time.now", "arguments": {"zone": [1}}</tool_call> Done.'
+)
+
+
+def test_malformed_arguments_are_the_clients_to_see() -> None:
+    choice = whole(chat(request_id="it"), MALFORMED)
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Hm.'}}Done."
+    functions = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert functions == [
+        {"name": "weather", "arguments": "{'city': 'Zürich}"},
+        {"name": "time.now", "arguments": '{"zone": [1}}'},
+    ]
+    for _ in range(20):
+        same(streamed(chat(request_id="it", stream=True), MALFORMED), choice)
+
+
 def test_an_answer_without_a_call_is_content() -> None:
     choice = whole(chat(), "It is late.\n")
     assert choice["finish_reason"] == "stop"
@@ -194,6 +213,17 @@ def test_the_template_sees_the_tools_and_earlier_calls() -> None:
     shown, _, rest = prompt.partition("|")
     assert json.loads(shown) == [WEATHER, NOW]
     assert rest == "user:hello;assistant:(c1 weather Rom <|eos|>);tool:sunnyc1;"
+
+
+@pytest.mark.parametrize("arguments", ['{"city": ', "[1]", "city", "[" * 3_000])
+def test_the_template_sees_malformed_arguments_as_they_were(arguments: str) -> None:
+    function = {"name": "weather", "arguments": arguments}
+    called = {"role": "assistant", "tool_calls": [{"id": "c1", "function": function}]}
+    result = {"role": "tool", "content": "What?", "tool_call_id": "c1"}
+    echo = model()
+    prompts = ChatPrompts(echo.tokenizer, ChatTemplate("{{ messages[1].tool_calls | tojson }}", {}))
+    answer = chat(replace(echo, chat_prompts=prompts), messages=[*HELLO, called, result])
+    assert json.loads(prompt_of(answer))[0]["function"] == function
 
 
 def test_a_model_that_may_call_nothing_sees_no_tools() -> None:
@@ -303,18 +333,6 @@ def test_a_named_call_is_valid_whatever_the_model_wants() -> None:
         ),
         ({"messages": [{"role": "assistant"}]}, "messages", "content"),
         ({"messages": [{"role": "user", "tool_calls": []}]}, "messages", "content"),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "[1]"}}],
-                    }
-                ]
-            },
-            "messages",
-            "no JSON object",
-        ),
     ],
 )
 def test_what_is_wrong_names_its_field(fields: dict[str, Any], param: str, words: str) -> None:
