@@ -31,16 +31,15 @@ def completion_prompts(body: CompletionBody, model: ServedModel) -> list[list[in
     if max(len(texts), len(lists)) > MAX_PROMPTS:
         raise bad_request(f"prompt holds more than {MAX_PROMPTS} prompts.", "prompt")
     if texts:
-        prompts = encode(texts, "prompt", model, body.add_special_tokens is not False)
-    else:
-        prompts = lists or [ids]
+        return encode(texts, "prompt", model, body.add_special_tokens is not False)
+    prompts = lists or [ids]
     for tokens in prompts:
         check_vocabulary(tokens, "prompt", model)
     return prompts
 
 
 def check_vocabulary(tokens: Sequence[int], field: str, model: ServedModel) -> None:
-    """Let ids pass that the model knows; its tokenizer may have added tokens that it does not.
+    """Let ids pass that the model knows.
 
     Raises:
         ApiError: 400 that names `field`.
@@ -108,11 +107,9 @@ def chat_prompt(
         and body.add_generation_prompt is not False,
     }
     try:
-        tokens = model.encode_chat(conversation, bool(body.continue_final_message))
+        return model.encode_chat(conversation, bool(body.continue_final_message))
     except (PromptError, ChatTemplateError) as error:
         raise _refused(error, "messages") from error
-    check_vocabulary(tokens, "messages", model)
-    return tokens
 
 
 def _for_template(message: ChatMessage, field: str) -> dict[str, Any]:

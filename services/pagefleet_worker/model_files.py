@@ -50,7 +50,7 @@ class ModelFiles:
     def write(self, folder: Path) -> None:
         """Write the prepared model into `folder`, which exists and is empty."""
         _write_json(folder / CONFIG_FILE, self.config)
-        self.tokenizer.save(str(folder / TOKENIZER_FILE))
+        self._fitting_tokenizer().save(str(folder / TOKENIZER_FILE))
         if self.chat_template is not None:
             (folder / CHAT_TEMPLATE_FILE).write_text(self.chat_template, encoding="utf-8")
         if self.generation_config:
@@ -63,7 +63,7 @@ class ModelFiles:
             name=self.name,
             architecture=self._required("model_type"),
             weights=self.weights,
-            vocab_size=self._vocab_size(),
+            vocab_size=self._required("vocab_size"),
             max_model_len=self._required("max_position_embeddings"),
             bos_token=self.special_tokens.get("bos_token"),
             eos_token=self.special_tokens.get("eos_token"),
@@ -80,16 +80,20 @@ class ModelFiles:
             )
         return self.config[key]
 
-    def _vocab_size(self) -> int:
-        size: int = self._required("vocab_size")
-        # Added tokens beyond it are common (for images, or padding); prompts may not hold them.
+    def _fitting_tokenizer(self) -> "Tokenizer":
+        """Without the added tokens, for images or padding, that the model has no row for."""
+        size = self._required("vocab_size")
         last = max(self.tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
         if last >= size:
             raise ModelError(
                 f"The tokenizer for {self.name} has a token {last}, and the model only {size} of "
                 "them: it is the tokenizer of another model. Name one that fits with --tokenizer."
             )
-        return size
+        if max(self.tokenizer.get_added_tokens_decoder(), default=0) < size:
+            return self.tokenizer
+        content = json.loads(self.tokenizer.to_str())
+        content["added_tokens"] = [each for each in content["added_tokens"] if each["id"] < size]
+        return type(self.tokenizer).from_str(json.dumps(content))
 
     def _eos_token_ids(self) -> tuple[int, ...]:
         ids: list[int] = []

@@ -2,7 +2,6 @@
 
 import json
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -247,20 +246,6 @@ def test_absent_and_null_are_the_same() -> None:
     params = completion(**fields, suffix=None, tools=None).params
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (16, 1, 1, 0)
     assert params.eos_token_ids == echo_model().manifest.eos_token_ids
-
-
-def test_tokens_that_the_tokenizer_knows_and_the_model_does_not_are_refused() -> None:
-    echo = echo_model()
-    small = replace(echo, manifest=msgspec.structs.replace(echo.manifest, vocab_size=258))
-    for understand, body in (
-        (understand_completion, {"prompt": "a<|im_start|>b"}),
-        (understand_chat, {"messages": HELLO}),
-    ):
-        with pytest.raises(ApiError, match="outside the vocabulary of 258") as caught:
-            understand(json.dumps(body).encode(), small, LIMITS)
-        assert (caught.value.status, caught.value.param) == (400, next(iter(body)))
-    body = json.dumps({"prompt": "a<|eos|>b", "max_tokens": 1}).encode()
-    assert list(understand_completion(body, small, LIMITS).prompts[0]) == [97, 257, 98]
 
 
 def test_seeds_are_drawn_or_taken() -> None:

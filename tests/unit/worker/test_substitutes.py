@@ -2,14 +2,18 @@
 
 import json
 import os
+from array import array
 from pathlib import Path
 
 import pytest
+from llguidance import grammar_from
 from tokenizers import Tokenizer
 
 from pagefleet.manifest import Manifest, SamplingDefaults
+from pagefleet.params import Guide
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import GatewaySettings, WorkerSettings
+from pagefleet_worker.grammar import Grammars
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
 from tests.unit.worker.test_prepare import command, hf_folder
@@ -84,6 +88,17 @@ def test_a_tokenizer_of_a_larger_vocabulary_is_refused(tmp_path, echo, model):
     with pytest.raises(ModelError, match="has a token 300, and the model only 300") as refused:
         prepare(str(model), tmp_path, tokenizer=str(tmp_path / "tokenizer.json"))
     assert "the tokenizer of another model" in str(refused.value)
+
+
+def test_added_tokens_that_the_model_has_no_row_for_are_text(tmp_path, echo):
+    """Gemma 3's tokenizer has one for images, its models of text do not know it."""
+    other = swapped(echo, tmp_path / "tokenizer.json", "<|more|>")
+    folder = prepare("echo", tmp_path, tokenizer=str(other))
+    manifest = Manifest.load(folder)
+    assert ids(folder, "<|eos|><|more|>") == [257, *(ord(each) for each in "<|more|>")]
+    guide = Guide(grammar_from("regex", "b"))
+    mask = Grammars.load(folder, manifest).begin(guide).mask(array("i"))
+    assert [at for at in range(manifest.vocab_size) if mask[at >> 3] >> (at & 7) & 1] == [97]
 
 
 def test_a_generation_config_is_all_that_is_recommended(tmp_path, model):
