@@ -137,9 +137,9 @@ def apart(engine: TorchEngine, clock: Clock) -> Iterator[None]:
     """Has the parts of steps timed, the stages of layers one by one."""
     decoder, run = engine.decoder, Program.run
 
-    def run_apart(self: Program, first: int, last: int, threads: int) -> None:
+    def run_apart(self: Program, first: int, last: int) -> None:
         for stage in range(first, last):
-            clock.timed(self[stage].name.lower(), run)(self, stage, stage + 1, threads)
+            clock.timed(self[stage].name.lower(), run)(self, stage, stage + 1)
 
     logits = clock.timed("logits", decoder.logits)
     with patch.object(Program, "run", run_apart), patch.object(decoder, "logits", logits):
@@ -195,6 +195,7 @@ def main() -> None:
     begin = time.perf_counter()
     folder = prepared_folder(options.model)
     engine = load_engine(folder, settings, lambda: None)
+    engine.team = None  # all threads compute every step
     print(f"loaded in {time.perf_counter() - begin:.1f} s; load {os.getloadavg()[0]:.1f}")
     clock = Clock()
     config = load_config(folder)

@@ -39,9 +39,7 @@ from pagefleet_kernels.cpu_ir import (
     Format,
     device,
 )
-from pagefleet_kernels.cpu_simd import (
-    fetch_add,
-)
+from pagefleet_kernels.cpu_simd import fetch_add, load_int64
 
 _log = logging.getLogger(__name__)
 
@@ -61,9 +59,9 @@ _PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ui
 def fields(words: str, reals: str = "") -> list[tuple[str, type]]:
     """The `_fields_` of a kernel's record: `words` are int64 (addresses, sizes), `reals` float32.
 
-    Every record begins with its own address and the counters of one call.
+    Every record begins with its own address, the number of threads and the counters of one call.
     """
-    head = "here threads_started tasks_taken "
+    head = "here threads threads_started tasks_taken "
     return [
         *((name, ctypes.c_int64) for name in (head + words).split()),
         *((name, ctypes.c_float) for name in reals.split()),
@@ -73,13 +71,27 @@ def fields(words: str, reals: str = "") -> list[tuple[str, type]]:
 @device
 def thread_number(record: Any) -> Any:
     """A number for the calling thread, below the number of threads; to be asked once."""
-    return fetch_add(record.here + 8, 1)
+    return fetch_add(record.here + 16, 1)
 
 
 @device
 def next_task(record: Any) -> Any:
     """A number that no other thread of this call gets; they count up from 0."""
-    return fetch_add(record.here + 16, 1)
+    return fetch_add(record.here + 24, 1)
+
+
+@device
+def next_tasks(record: Any, count: int) -> Any:
+    """Begin and end of some numbers below `count` that no other thread of this call gets; an empty
+    range when there are none left.
+
+    The fewer are left, the fewer are taken (Polychronopoulos and Kuck, "Guided self-scheduling",
+    IEEE Trans. Comput. C-36(12), 1987): a thread reads far along in memory, yet all end together.
+    """
+    left = count - load_int64(record.here + 24)
+    share = max(left // (2 * record.threads), 1)
+    begin = fetch_add(record.here + 24, share)
+    return begin, min(begin + share, count)
 
 
 class Kernel:
@@ -107,7 +119,7 @@ class Kernel:
         """
         record = ctypes.create_string_buffer(self._pack.size)
         here = ctypes.addressof(record)
-        self._pack.pack_into(record, 0, here, 0, 0, *values)
+        self._pack.pack_into(record, 0, here, threads, 0, 0, *values)
         team = _team() if threads > 1 else None
         if team is None:
             self._function(here)

@@ -24,7 +24,7 @@ from pagefleet_kernels import cpu_layers, reference
 from pagefleet_kernels.cpu_gemm import PANEL, PANEL_VECTORS, TILE_ROWS, product, sums_of_a_tile
 from pagefleet_kernels.cpu_grouped import Weights
 from pagefleet_kernels.cpu_ir import LANES, Format, device
-from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_task
+from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_tasks
 from pagefleet_kernels.cpu_simd import (
     add,
     broadcast,
@@ -116,8 +116,9 @@ def run_linear(form: Any, weights: Any, arguments: Any) -> None:
     """Takes tasks until there are none left."""
     sums = sums_of_a_tile()
     tiles = -(-arguments.rows // TILE_ROWS)
-    task = next_task(arguments)
-    while task < arguments.panel_count * -(-tiles // _TASK_TILES):
+    tasks = arguments.panel_count * -(-tiles // _TASK_TILES)
+    task, last = next_tasks(arguments, tasks)
+    while task < last:
         group, panel = divmod(task, arguments.panel_count)
         packed = arguments.panels + panel * arguments.panel_bytes
         first = group * _TASK_TILES
@@ -129,7 +130,9 @@ def run_linear(form: Any, weights: Any, arguments: Any) -> None:
             product(form, weights, end - begin, values, arguments.stride, packed, steps, sums)
             for row in range(begin, end):
                 _write_row(form, arguments, panel, sums + (row - begin) * PANEL * 4, row)
-        task = next_task(arguments)
+        task += 1
+        if task == last:
+            task, last = next_tasks(arguments, tasks)
 
 
 @functools.cache

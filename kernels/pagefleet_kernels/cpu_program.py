@@ -131,6 +131,7 @@ class Program:
         self._written: dict[Stage, list[dict[str, float]]] = {stage: [] for stage in Stage}
         self.records: dict[Stage, NDArray[np.void]] = {}
         self._table = np.empty((0, 2), np.int64)
+        self._threads = 1
 
     def add(self, stage: Stage, **values: float) -> None:
         """Append a stage; fields that are not named are 0."""
@@ -155,12 +156,14 @@ class Program:
         places = [(stage, self.records[stage]["here"][index]) for stage, index in self._stages]
         self._table = np.array(places, np.int64)
 
-    def rewind(self) -> None:
-        """Let every stage be run once more."""
+    def rewind(self, threads: int) -> None:
+        """Let every stage be run once more, by so many threads."""
+        self._threads = threads
         for records in self.records.values():
+            records["threads"] = threads
             records["threads_started"] = records["tasks_taken"] = 0
 
-    def run(self, first: int, last: int, threads: int) -> None:
+    def run(self, first: int, last: int) -> None:
         """Run the stages `first` .. `last` - 1."""
-        barrier = barrier_address() if threads > 1 else 0
-        self._kernel(threads, self._table.ctypes.data, first, last, barrier)
+        barrier = barrier_address() if self._threads > 1 else 0
+        self._kernel(self._threads, self._table.ctypes.data, first, last, barrier)

@@ -53,9 +53,9 @@ class LayerStack:
         self._residual[:tokens] = residual
         self._bind_tokens(tokens, caches, positions, slots)
         self._bind_rows(threads, tables, starts, offsets)
-        self._program.rewind()
+        self._program.rewind(threads)
         for first, last in zip(self._borders, self._borders[1:], strict=False):
-            self._program.run(first, last, threads)
+            self._program.run(first, last)
             progress()
         return self._normed[:tokens]
 
