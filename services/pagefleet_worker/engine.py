@@ -14,6 +14,7 @@ Only a request that penalizes what it said before makes the launch wait.
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from pagefleet_worker.sampler import sample
 from pagefleet_worker.samples import Samples, batch_ends
 from pagefleet_worker.slots import Row, Slots, Step
 from pagefleet_worker.swaps import Swaps
+from pagefleet_worker.team import Team
 from pagefleet_worker.transfer import to_device, use
 
 _PROMPT_PIECE = 64
@@ -50,11 +52,14 @@ class TorchEngine:
         inputs: Inputs | None = None,
         grammars: Grammars = NO_GRAMMARS,
         swaps: Swaps | None = None,
+        team: Team | None = None,
     ) -> None:
         self.facts = facts
         self.decoder = decoder
         self.kernels = kernels
         self.pool = pool
+        self.team = team
+        """None: all threads compute every step."""
         self._swaps = swaps
         self._inputs = inputs or HostInputs(decoder, pool, facts.block_size)
         self.grammars = grammars
@@ -86,7 +91,8 @@ class TorchEngine:
         if self._last is not None and _needs_history(step.rows):
             self._last.settle()
         samples = Samples.of(step.rows)
-        tokens, logprobs, prompts = self._compute(step.rows, samples)
+        with self._threads_for(step.rows):
+            tokens, logprobs, prompts = self._compute(step.rows, samples)
         if self._swaps is not None:
             self._swaps.end(step)
         pending = Pending.of(step, self._slots, samples, tokens, logprobs, prompts, started)
@@ -103,6 +109,11 @@ class TorchEngine:
             self.kernels.copy_blocks(self.pool, pairs)
         if self._swaps is not None:
             self._swaps.bring_in(step)
+
+    def _threads_for(self, rows: Sequence[Row]) -> AbstractContextManager[None]:
+        if self.team is None or not rows:
+            return nullcontext()
+        return self.team.at_work(sum(len(row.tokens) for row in rows))
 
     def _compute(
         self, rows: Sequence[Row], samples: Samples

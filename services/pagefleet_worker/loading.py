@@ -33,6 +33,7 @@ from pagefleet_worker.rehearsal import rehearse
 from pagefleet_worker.selftest import is_exact
 from pagefleet_worker.slots import Row, Slot
 from pagefleet_worker.swaps import Swaps, lane_of
+from pagefleet_worker.team import Team
 from pagefleet_worker.transfer import use
 from pagefleet_worker.weights import load_weights
 
@@ -95,10 +96,12 @@ def load_engine(
     grammars.warm_up()
     inputs = _device_inputs(decoder, pool, facts, settings, progress) if spare else None
     swaps = Swaps(pool, host_pool, lane_of(device)) if host_pool is not None else None
+    team = None
     if device.type == "cpu":
         populate(pool)
+        team = Team(torch.get_num_threads())
     engine = TorchEngine(
-        facts, decoder, kernels, pool, inputs=inputs, grammars=grammars, swaps=swaps
+        facts, decoder, kernels, pool, inputs=inputs, grammars=grammars, swaps=swaps, team=team
     )
     if device.type == "cuda":
         began = time.perf_counter()

@@ -221,7 +221,7 @@ class WorkerSettings(ModelSettings):
         "devices that share a model's tensors; more than one is not supported",
         convert=parse_tensor_parallel_size,
     )
-    threads: int | None = setting(None, "cores to compute with; all by default", least=1)
+    threads: int | None = setting(None, "cores to compute with, at most; all by default", least=1)
     block_size: int = setting(16, "tokens a block holds", least=1, most=256)
     kv_cache_memory: int | None = setting(
         None, "size of the KV pool, for example 2GiB; 0.5GiB on a CPU", convert=parse_size

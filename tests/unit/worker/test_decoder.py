@@ -1,6 +1,6 @@
 import random
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -50,7 +50,8 @@ class Model:
         self, prompts: list[list[int]], chunk: Callable[[], int], generator: random.Random
     ) -> list[Tensor]:
         """The logits of every position of every prompt; `chunk` says how far a row goes on. All
-        of the pool is NaN at first, and rows come in a random order.
+        of the pool is NaN at first, rows come in a random order, and every step has a number of
+        threads of its own (see `team`).
         """
         self.pool.fill_(torch.nan)
         blocks = list(range(BLOCKS))
@@ -65,6 +66,7 @@ class Model:
         starts = [0] * len(prompts)
         while going := [i for i, slot in enumerate(slots) if starts[i] < len(slot.tokens)]:
             generator.shuffle(going)
+            torch.set_num_threads(generator.randint(1, 2))
             rows = [
                 Row(i, slots[i], starts[i], slots[i].tokens[starts[i] : starts[i] + chunk()], 0)
                 for i in going
@@ -77,6 +79,13 @@ class Model:
                 starts[row.number] = row.end
                 parts[row.number].append(part)
         return [torch.cat(each) for each in parts]
+
+
+@pytest.fixture(autouse=True)
+def as_many_threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

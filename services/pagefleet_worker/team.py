@@ -1,0 +1,95 @@
+"""How many threads compute a step on a CPU, found out while serving.
+
+A step of few tokens reads all weights and computes little with them. One core may read them nearly
+as fast as two, and the second thread then only keeps a core from the gateway and the scheduler, and
+waits at barriers while they have it. What a thread gains depends on the machine, the model, the
+batch and the neighbours of the moment, so it is tried: now and then a few steps run on half or
+twice as many threads, and what was faster is kept (hill climbing). Trials that were lost make the
+next ones rarer.
+
+The number of threads never changes a result (see `pagefleet_kernels.cpu_launch`).
+"""
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_TRIAL_STEPS = 4
+"""Steps on either number of threads whose medians are compared."""
+
+_PATIENCE = 16, 1024
+"""Steps from one trial to the next, at least and at most."""
+
+_WORTH = 0.05
+"""Share of a step's time that the larger number of threads has to save."""
+
+
+class Climb:
+    """The search among numbers of threads for steps of about one size."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._settled = most
+        self._trial: int | None = None
+        self._upwards = False
+        self._patience = self._left = _PATIENCE[0]
+        self._seconds: list[float] = []
+        """Of the last steps; in a trial, of those just before it and those of it."""
+
+    @property
+    def threads(self) -> int:
+        """For the next step."""
+        return self._trial or self._settled
+
+    def took(self, seconds: float) -> None:
+        """A step on `threads` threads is done."""
+        self._seconds.append(seconds)
+        if self._trial is not None:
+            if len(self._seconds) == 2 * _TRIAL_STEPS:
+                self._judge(self._trial)
+            return
+        self._seconds = self._seconds[-_TRIAL_STEPS:]
+        self._left -= 1
+        if self._left <= 0 and self._most > 1:
+            self._trial = self._neighbour()
+
+    def _neighbour(self) -> int:
+        """Half or twice as many threads, in turns as far as there are both."""
+        self._upwards = self._settled < self._most and (self._settled == 1 or not self._upwards)
+        return min(self._settled * 2, self._most) if self._upwards else self._settled // 2
+
+    def _judge(self, trial: int) -> None:
+        before = statistics.median(self._seconds[:_TRIAL_STEPS])
+        after = statistics.median(self._seconds[_TRIAL_STEPS:])
+        fewer, more = (before, after) if trial > self._settled else (after, before)
+        if (more < (1 - _WORTH) * fewer) == (trial > self._settled):
+            self._settled, self._patience = trial, _PATIENCE[0]
+        else:
+            self._patience = min(2 * self._patience, _PATIENCE[1])
+        self._trial, self._left, self._seconds = None, self._patience, []
+
+
+class Team:
+    """The threads that compute steps."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._climbs: dict[int, Climb] = {}
+
+    @contextmanager
+    def at_work(self, tokens: int) -> Iterator[None]:
+        """Computes a step of so many tokens."""
+        climb = self._climbs.setdefault(size_class(tokens), Climb(self._most))
+        torch.set_num_threads(climb.threads)
+        began = time.perf_counter()
+        yield
+        climb.took(time.perf_counter() - began)
+
+
+def size_class(tokens: int) -> int:
+    """A number that batches share if they differ by a quarter at most: the three leading bits."""
+    below = max(tokens.bit_length() - 3, 0)
+    return tokens >> below << below
