@@ -99,13 +99,9 @@ class Answer:
         pieces: dict[int, list[Piece]] = defaultdict(list)
         for item in news:
             match item:
-                case Output(finish=Finish.ERROR):
-                    raise internal_error("request_failed")
-                case Output(finish=Finish.TIMEOUT) if not self._begun:
-                    raise too_late()
-                case Output(finish=Finish.ABORT) if self.generation.strict:
-                    raise aborted()
                 case Output(choice=index):
+                    if item.finish is not None:
+                        self._check_finish(item.finish)
                     self._learn_of_first_run(item)
                     if index in self._going:
                         pieces[index] += self._news(index, item)
@@ -118,6 +114,14 @@ class Answer:
             if index in self._readers:
                 self._readers[index].read(piece)
         return joined
+
+    def _check_finish(self, finish: Finish) -> None:
+        if finish is Finish.ERROR:
+            raise internal_error("request_failed")
+        if finish is Finish.TIMEOUT and not self._begun:
+            raise too_late()
+        if finish is Finish.ABORT and self.generation.strict:
+            raise aborted()
 
     def _news(self, index: int, item: Output) -> list[Piece]:
         """What became certain, unless the client of a resumed stream has it already."""

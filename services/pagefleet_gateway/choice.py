@@ -146,6 +146,8 @@ class Choice:
 
     def _release(self, piece: Piece) -> None:
         self._released += len(piece.text)
+        if not self._held:
+            return
         if self.finished and not self.cut:
             certain = len(self._held)
         else:

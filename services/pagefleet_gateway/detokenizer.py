@@ -36,8 +36,7 @@ class Detokenizer:
         self._text: _Text = (
             _ByteText(vocabulary) if vocabulary.byte_level else _PieceText(vocabulary)
         )
-        for token_id in self._last_visible(context):
-            self._text.push(token_id)
+        self._text.push(self._last_visible(context))
         self._text.release()
         self.length = 0
 
@@ -46,8 +45,7 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that became certain with `token_ids`, which follow those pushed before."""
-        pieces = [self._text.push(i) for i in token_ids if self._is_visible(i)]
-        return self._count("".join(pieces))
+        return self._count(self._text.push([i for i in token_ids if self._is_visible(i)]))
 
     def push_one(self, token_id: int) -> tuple[str, int]:
         """As `push`, and the offset in the output, in characters, where the token's text begins.
@@ -84,7 +82,7 @@ class Detokenizer:
 
 
 class _Text(Protocol):
-    def push(self, token_id: int) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         """The text that became certain."""
         ...
 
@@ -104,8 +102,8 @@ class _ByteText:
         self._vocabulary = vocabulary
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token_id: int) -> str:
-        return self._utf8.decode(self._vocabulary.token_bytes(token_id))
+    def push(self, token_ids: Sequence[int]) -> str:
+        return self._utf8.decode(b"".join(map(self._vocabulary.token_bytes, token_ids)))
 
     def release(self) -> str:
         return ""
@@ -128,7 +126,10 @@ class _PieceText:
         self._run: list[int] = []
         self._run_is_invalid = False
 
-    def push(self, token_id: int) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self._push, token_ids))
+
+    def _push(self, token_id: int) -> str:
         if token_id not in self._vocabulary.byte_values:
             return self.finish() + self._decode([token_id])
         self._run.append(token_id)

@@ -24,7 +24,6 @@ Messages and calls go in with the time `now` (seconds of any monotonic clock); w
 `Reaction`: messages to send to the scheduler, and news for the requests' owners.
 """
 
-from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -153,9 +152,7 @@ class SchedulerLink:
             return Reaction([Abort(request, submission.attempt)])
         ended = [index for index in choices if not submission.choices[index].finished]
         for index in ended:
-            submission.choices[index].finished = True
-        if submission.finished:
-            del self._open[request]
+            self._end_choice(submission, submission.choices[index])
         return Reaction([Abort(request, submission.attempt, ended)] if ended else [])
 
     def taken(self, request: str, index: int, count: int) -> Reaction:
@@ -317,28 +314,24 @@ class SchedulerLink:
             self.counters.gaps += 1
             return Reaction()
         tokens = unpack_ints(item.tokens)
-        if tokens[:known] != choice.tokens[item.position : item.position + len(tokens)]:
+        if known and tokens[:known] != choice.tokens[item.position : item.position + len(tokens)]:
             self.counters.conflicts += 1
             return Reaction([self._hand_over(submission, now)])
         if known > len(tokens) or (known == len(tokens) and item.finish is None):
             self.counters.repeats += 1
             return Reaction()
-        return Reaction(news=[self._accept(submission, choice, item, tokens[known:], known)])
+        if known:
+            self.counters.repeats += 1
+            tokens, item = tokens[known:], parted(item, known)[1]
+        choice.tokens.extend(tokens)
+        if item.finish is not None:
+            self._end_choice(submission, choice)
+        return Reaction(news=[item])
 
-    def _accept(
-        self,
-        submission: OpenSubmission,
-        choice: OpenChoice,
-        item: Output,
-        fresh: "array[int]",
-        known: int,
-    ) -> Output:
-        self.counters.repeats += known > 0
-        choice.tokens.extend(fresh)
-        choice.finished = item.finish is not None
-        if choice.finished and submission.finished:
-            del self._open[item.request]
-        return parted(item, known)[1] if known else item
+    def _end_choice(self, submission: OpenSubmission, choice: OpenChoice) -> None:
+        choice.finished = True
+        if submission.finished:
+            del self._open[submission.submit.request]
 
 
 def _stray(item: Output) -> Abort:

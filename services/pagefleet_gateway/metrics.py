@@ -156,12 +156,13 @@ class RequestTimer:
 
     def arrived(self, pieces: Mapping[int, Piece], now: float) -> None:
         """Tokens of the request came in."""
+        generated = 0
         for piece in pieces.values():
+            generated += len(piece.tokens)
             if piece.tokens and self.record.first_token is not None:
                 self.metrics.inter_token_latency.observe(now - self.record.last_token)
             if piece.finish is not None:
                 self.metrics.finished(piece.finish)
-        generated = sum(len(piece.tokens) for piece in pieces.values())
         if generated:
             self._count(generated, now)
 

@@ -62,9 +62,14 @@ def request_id(run: str, prompt: int) -> str:
     return f"{run}-{prompt}"
 
 
-def event_id(ticket: str, had: Iterable[Had]) -> str:
-    """The id of an event after which the reader has so much of each choice."""
-    return ticket + "." + "-".join(f"{each.count}{'!' * each.finished}" for each in had)
+def position(count: int, finished: bool = False) -> str:
+    """Of a reader in one choice, as the ids of events tell it."""
+    return f"{count}!" if finished else str(count)
+
+
+def event_id(ticket: str, positions: Iterable[str]) -> str:
+    """The id of an event after which the reader is at these positions of the choices."""
+    return ticket + "." + "-".join(positions)
 
 
 def read_event_id(

@@ -35,7 +35,7 @@ from pagefleet_gateway.responses import (
     Delta,
     Usage,
 )
-from pagefleet_gateway.resume import Had, event_id
+from pagefleet_gateway.resume import Had, event_id, position
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -70,7 +70,10 @@ class Renderer:
         self._created = created
         self._ticket = ticket
         had = answer.generation.had
-        self._had = {index: had.get(index, Had(0)) for index in answer.choices}
+        behind = {index: had.get(index, Had(0)) for index in answer.choices}
+        self._positions = {
+            index: position(each.count, each.finished) for index, each in behind.items()
+        }
         self._started = {index for index, each in had.items() if each.count}
         self._around_text: dict[int, tuple[bytes, bytes]] = {}
 
@@ -102,12 +105,14 @@ class Renderer:
         """One event for each piece with anything in it, and the end if this was the last."""
         events = []
         for index, piece in pieces.items():
-            if not self._is_worth_an_event(index, piece):
-                continue
             choice = self._answer.choices[index]
-            self._had[index] = Had(choice.count, choice.finished)
-            plain = index in self._around_text and piece.is_text
-            chunk = self._text_event(index, piece.text) if plain else self._chunk(index, piece)
+            if piece.is_text and index in self._around_text:
+                chunk = self._text_event(index, piece.text)
+            elif self._is_worth_an_event(index, piece):
+                chunk = self._chunk(index, piece)
+            else:
+                continue
+            self._positions[index] = position(choice.count, choice.finished)
             events.append(self._identified(chunk))
         if self._answer.finished:
             events.append(self._end())
@@ -123,7 +128,7 @@ class Renderer:
         """An event with its id, which says what the client has behind it."""
         if not self._ticket:
             return event
-        return b"id: %s\n%s" % (event_id(self._ticket, self._had.values()).encode(), event)
+        return b"id: %s\n%s" % (event_id(self._ticket, self._positions.values()).encode(), event)
 
     def _chunk(self, index: int, piece: Piece) -> bytes:
         if self._generation.kind == "completion":

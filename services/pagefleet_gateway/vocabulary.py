@@ -61,7 +61,7 @@ class Vocabulary:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def __contains__(self, token_id: int) -> bool:
-        return self._tokenizer.id_to_token(token_id) is not None
+        return bool(self._bytes.get(token_id)) or self._tokenizer.id_to_token(token_id) is not None
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token adds in the middle of a text; b"" for an unknown id."""

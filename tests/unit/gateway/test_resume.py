@@ -19,7 +19,7 @@ from pagefleet_gateway.generation import (
     understand_completion,
 )
 from pagefleet_gateway.link import News
-from pagefleet_gateway.resume import Had, Ticket, event_id, read_event_id
+from pagefleet_gateway.resume import Had, Ticket, event_id, position, read_event_id
 from pagefleet_gateway.stream import DONE, Renderer
 from tests.unit.gateway.fake_scheduler import logprobs_of
 from tests.unit.gateway.served import echo_model
@@ -120,7 +120,7 @@ def test_the_seed_of_a_resumed_stream_is_the_first_one_s() -> None:
     body = json.dumps({"prompt": "ab", "stream": True}).encode()
     first = understood(body, chat=False)
     ticket = ticket_of(first, echo_model(), TENANT)
-    name = event_id(ticket.sign(SECRET, body), [Had(3)])
+    name = event_id(ticket.sign(SECRET, body), [position(3)])
     had = read_event_id(name, SECRET, body, TENANT)
     again = resumed(understood(body, chat=False), echo_model(), *had)
     assert again.params == first.params
@@ -131,7 +131,9 @@ def test_the_seed_of_a_resumed_stream_is_the_first_one_s() -> None:
 
 def test_what_cannot_be_resumed_is_said() -> None:
     body = json.dumps({"prompt": "ab", "stream": True, "n": 2}).encode()
-    name = event_id(Ticket("x", "y", 1, "z", TENANT).sign(SECRET, body), [Had(1), Had(2, True)])
+    name = event_id(
+        Ticket("x", "y", 1, "z", TENANT).sign(SECRET, body), [position(1), position(2, True)]
+    )
     ticket, had = read_event_id(name, SECRET, body, TENANT)
     assert (ticket.answer, had) == ("x", {0: Had(1), 1: Had(2, True)})
     for text, secret, sent, tenant, status in (
