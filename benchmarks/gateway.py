@@ -37,7 +37,6 @@ from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.generation import Limits, understand_completion
 from pagefleet_gateway.isolated_template import IsolatedTemplate
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.protocol import GuardedProtocol
 from pagefleet_gateway.stream import Renderer
 from pagefleet_gateway.template import ChatTemplate, TemplateSource
 
@@ -221,7 +220,7 @@ async def _read_streams(address: tuple[str, int], streams: int, tokens: int) -> 
 def _serve_bare(fd: int, pace: float) -> None:
     config = uvicorn.Config(
         partial(_send_events, pace),
-        http=GuardedProtocol.limited(10_000),
+        http="h11",
         ws="none",
         lifespan="off",
         log_config=None,

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from pagefleet_gateway.coalescing import CoalescingTransport
 from pagefleet_gateway.errors import ApiError, http_error, unavailable
 
 HEADER_SECONDS: Final = 10.0
@@ -41,7 +42,7 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected: its first header is due."""
-        super().connection_made(transport)
+        super().connection_made(CoalescingTransport(transport, self.loop))
         if len(self.connections) > self.max_connections:
             self._refuse(unavailable("Too many connections are open.", "too_many_connections"))
         self._watch_header()
