@@ -254,13 +254,12 @@ def _text(parser: ToolParser) -> Script:
 
 
 def _find(parser: ToolParser, markers: Sequence[str]) -> Generator[None, str, str]:
-    """Let text be content until one of the markers, which stays held."""
-    longest = max(map(len, markers))
+    """Let text be content until one of the markers, which begin alike; it stays held."""
     while True:
-        held = parser.held
-        tails = range(max(0, len(held) - longest), len(held))
-        begun = (at for at in tails if any(marker.startswith(held[at:]) for marker in markers))
-        parser.say(held[: next(begun, len(held))])
+        at = parser.held.find(markers[0][0])
+        while at >= 0 and not any(marker.startswith(parser.held[at:]) for marker in markers):
+            at = parser.held.find(markers[0][0], at + 1)
+        parser.say(parser.held if at < 0 else parser.held[:at])
         if parser.held in markers:
             return parser.held
         yield
