@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.early import early, pytest_collection_finish, pytest_configure, pytest_sessionfinish
+
+__all__ = ["early", "pytest_collection_finish", "pytest_configure", "pytest_sessionfinish"]
+
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch: as in pagefleet_worker/__main__.py
 
 for number in (signal.SIGINT, signal.SIGHUP):

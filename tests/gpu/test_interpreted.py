@@ -1,8 +1,6 @@
 """Runs the other tests of this folder in Triton's interpreter where there is no GPU."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,14 +15,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.timeout(900)
-def test_what_a_gpu_does_without_a_gpu():
-    finished = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", str(HERE)],
-        cwd=HERE.parents[1],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(finished.stdout)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+@pytest.mark.early("pytest", "-q", "-m", "not slow", str(HERE), TRITON_INTERPRET="1")
+def test_what_a_gpu_does_without_a_gpu(early):
+    print(early.stdout)
+    assert early.returncode == 0, early.stdout + early.stderr

@@ -14,7 +14,10 @@ from tests.simulation.network import Moment
 from tests.simulation.scenarios import random_scenario
 
 
-@pytest.mark.parametrize("first", range(0, 300, 50))
+@pytest.mark.parametrize(
+    "first",
+    [0, 50, 100, *(pytest.param(first, marks=pytest.mark.slow) for first in (150, 200, 250))],
+)
 def test_seeds(first: int) -> None:
     for seed in range(first, first + 50):
         Cell(random_scenario(seed)).live()

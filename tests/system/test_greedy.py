@@ -63,7 +63,7 @@ def task(case: Callable[[str], Case]) -> Callable[[str], Task]:
 
     @cache
     def make(name: str) -> Task:
-        prompts = case(name).prompts(PROMPTS)
+        prompts = case(name).prompts(PROMPTS if name in VARIANTS else PROMPTS // 2)
         return Task(case(name), prompts, case(name).oracle.greedy(prompts, MAX_TOKENS))
 
     return make

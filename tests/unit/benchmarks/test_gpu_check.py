@@ -1,10 +1,5 @@
 """The GPU check without a GPU: kernels in the interpreter, and the parts that only count."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,25 +8,16 @@ from pagefleet.settings import WorkerSettings
 from pagefleet_worker.loading import load_engine
 from tests.gpu_twin import as_on_gpu
 
-ROOT = Path(__file__).parents[3]
 
-
-def test_without_a_gpu_it_checks_the_kernels_and_says_what_it_left_out():
-    finished = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_check", "--quick"],
-        cwd=ROOT,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(finished.stdout, finished.stderr)
-    assert finished.returncode == 0
-    assert finished.stdout.startswith("No GPU")
-    assert "Not measured: decode and prefill attention" in finished.stdout
-    checked = {line.split(" | ")[0] for line in finished.stdout.splitlines() if "| ok |" in line}
+@pytest.mark.early("benchmarks.gpu_check", "--quick", CUDA_VISIBLE_DEVICES="")
+def test_without_a_gpu_it_checks_the_kernels_and_says_what_it_left_out(early):
+    print(early.stdout, early.stderr)
+    assert early.returncode == 0
+    assert early.stdout.startswith("No GPU")
+    assert "Not measured: decode and prefill attention" in early.stdout
+    checked = {line.split(" | ")[0] for line in early.stdout.splitlines() if "| ok |" in line}
     assert {"| attention", "| copy_blocks", "| sample", "| silu_mul"} <= checked
-    assert "WRONG" not in finished.stdout
+    assert "WRONG" not in early.stdout
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ no GPU have a process of their own.
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,27 +14,17 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 HERE = Path(__file__).parent
 MODULES = ["attention", "cache", "fp8", "matmul", "norm", "sampling"]
+TESTS = [str(HERE / f"test_triton_{module}.py") for module in MODULES]
 
 
-def run_interpreted(marker: str) -> None:
-    tests = [str(HERE / f"test_triton_{module}.py") for module in MODULES]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", marker, *tests]
-    finished = subprocess.run(
-        command,
-        cwd=HERE.parents[2],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(finished.stdout)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-
-
-def test_kernels_are_right_in_the_interpreter():
-    run_interpreted("not slow")
+@pytest.mark.early("pytest", "-q", "-m", "not slow", *TESTS, TRITON_INTERPRET="1")
+def test_kernels_are_right_in_the_interpreter(early):
+    print(early.stdout)
+    assert early.returncode == 0, early.stdout + early.stderr
 
 
 @pytest.mark.slow
-def test_kernels_are_right_in_the_interpreter_at_length():
-    run_interpreted("slow")
+@pytest.mark.early("pytest", "-q", "-m", "slow", *TESTS, TRITON_INTERPRET="1")
+def test_kernels_are_right_in_the_interpreter_at_length(early):
+    print(early.stdout)
+    assert early.returncode == 0, early.stdout + early.stderr

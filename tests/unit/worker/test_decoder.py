@@ -26,6 +26,26 @@ LONGEST = 150
 
 QUANTIZATIONS = pytest.mark.parametrize("bits", [(), (8,)], ids=["plain", "int8"])
 
+WIDE_HEADS = {"mistral", "qwen3"}
+
+
+def of_types(*names: str) -> pytest.MarkDecorator:
+    """Models in float32 and bfloat16. Kernels are compiled for a type and a size of heads, which
+    takes seconds: with narrow heads, bfloat16 is slow.
+    """
+    return pytest.mark.parametrize(
+        ("name", "dtype"),
+        [
+            pytest.param(name, dtype, marks=marks, id=f"{name}-{dtype}".replace("torch.", ""))
+            for name in names
+            for dtype, marks in (
+                (torch.float32, ()),
+                (torch.bfloat16, () if name in WIDE_HEADS else pytest.mark.slow),
+            )
+        ],
+    )
+
+
 Prepared = Callable[[str], Path]
 
 
@@ -116,8 +136,7 @@ def test_logits_are_transformers(
 
 
 @QUANTIZATIONS
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
+@of_types("llama", "mistral", "qwen2", "qwen3")
 def test_bits_do_not_depend_on_the_batch(
     name: str,
     dtype: torch.dtype,
@@ -135,8 +154,7 @@ def test_bits_do_not_depend_on_the_batch(
 
 
 @QUANTIZATIONS
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama-biases", "mistral", "qwen3"])
+@of_types("llama-biases", "mistral", "qwen3")
 @torch.inference_mode()
 def test_all_layers_at_once_are_the_layers_one_by_one(
     name: str,
