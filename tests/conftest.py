@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.early import early, pytest_collection_finish, pytest_configure, pytest_sessionfinish
-
-__all__ = ["early", "pytest_collection_finish", "pytest_configure", "pytest_sessionfinish"]
+from tests import early, last_words
 
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch: as in pagefleet_worker/__main__.py
 
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:  # of `nohup` or `&`: children would inherit it,
         signal.signal(number, lambda *_: None)  # but get the default in the place of a handler
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for plugin in (early, last_words):
+        config.pluginmanager.register(plugin)
 
 
 @pytest.fixture(scope="session")
