@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             socket.connect(endpoint)
             while True:
-                direction, side, peer, frame = map(bytes, socket.recv_multipart())
+                direction, side, peer, frame = msgpack.unpackb(socket.recv())
                 content = unsealed(frame)
                 values = content and msgpack.unpackb(content, strict_map_key=False)
                 text = describe(values) if values else "a damaged frame"

@@ -1,10 +1,15 @@
 """A tap on the traffic of the cell: all that the scheduler hears and says, for `pagefleet tap`.
 
-What is published has four parts: `>` (to the scheduler) or `<` (from it), `gateway` or `worker`,
-the peer's identity, and the frame as it is on the wire. The scheduler waits for no reader: one that
-is slow misses some.
+What is published is a msgpack array of four byte strings: `>` (to the scheduler) or `<` (from it),
+`gateway` or `worker`, the peer's identity, and the frame as it is on the wire. The scheduler waits
+for no reader: one that is slow misses some.
+
+One message part, and not four, because libzmq 4.3.5 aborts the process if a socket is closed while
+a connection has sent some parts of a message and not yet the others, as to a reader that does not
+read (`session_base.cpp`, clean_pipes).
 """
 
+import msgspec
 import zmq
 
 from pagefleet.transport import EndpointError, Hub, check_endpoint
@@ -28,8 +33,8 @@ class Tap:
             raise EndpointError(f"{endpoint}: cannot listen there: {error}") from error
 
     def publish(self, *parts: bytes) -> None:
-        """Give all readers a frame and where it goes."""
-        self._socket.send_multipart(parts, zmq.DONTWAIT)
+        """Give all readers a frame, after where it goes."""
+        self._socket.send(msgspec.msgpack.encode(parts), zmq.DONTWAIT)
 
     def close(self) -> None:
         """Publish no more."""
