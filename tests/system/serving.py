@@ -10,10 +10,14 @@ from pathlib import Path
 
 import httpx
 
+from tests.processes import killed_in_the_end
 from tests.unit.launcher.conftest import wait_until
 
 START_SECONDS = 240
 """Compiling all kernels takes most of it, when they have changed."""
+
+END_SECONDS = 60
+"""Open streams may take half of it."""
 
 
 class Serving:
@@ -45,11 +49,14 @@ def pagefleet_serve(folder: Path, *options: str, **environment: str) -> Iterator
     command = [str(Path(sys.executable).parent / "pagefleet"), "serve", "--port=0", *options]
     with (
         log.open("w") as file,
-        subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+        killed_in_the_end(
+            subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+            )
         ) as process,
     ):
         try:
             yield Serving(process, log)
         finally:
             process.terminate()
+            process.wait(END_SECONDS)

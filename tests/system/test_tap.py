@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.processes import killed_in_the_end
 from tests.system.serving import pagefleet_serve
 
 EXPECTED = {
@@ -20,7 +21,7 @@ def test_the_traffic_of_a_request_is_shown(tmp_path):
     command = [str(Path(sys.executable).parent / "pagefleet"), "tap", endpoint]
     with (
         pagefleet_serve(tmp_path, *options, XDG_CACHE_HOME=str(tmp_path)) as serving,
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tap,
+        killed_in_the_end(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as tap,
     ):
         assert "Pulse" in "".join(tap.stdout.readline() for _ in range(10))
         body = {"prompt": "Once", "max_tokens": 5, "ignore_eos": True, "return_token_ids": True}
@@ -33,4 +34,3 @@ def test_the_traffic_of_a_request_is_shown(tmp_path):
             _, side, _, direction, name, *_ = line.split()
             missing.discard(f"{side} {direction} {name}")
             shown += line
-        tap.terminate()

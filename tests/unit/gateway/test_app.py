@@ -24,6 +24,7 @@ from pagefleet.settings import GatewaySettings
 from pagefleet.wire import Reason
 from pagefleet_gateway.__main__ import listen
 from pagefleet_worker.prepare import prepare
+from tests.processes import killed_in_the_end
 from tests.unit.gateway.fake_scheduler import FakeScheduler, expected_token
 
 ENOUGH = 10**3
@@ -58,15 +59,14 @@ def running_gateway(model: Path, endpoint: str, *arguments: str) -> Iterator[Any
     command = [sys.executable, "-m", "pagefleet_gateway", f"--model={model}"]
     command += [f"--fd={listener.fileno()}", f"--gateway-endpoint={endpoint}", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(command, pass_fds=[listener.fileno()], env=environment) as process:
+    with killed_in_the_end(
+        subprocess.Popen(command, pass_fds=[listener.fileno()], env=environment)
+    ) as process:
         port = listener.getsockname()[1]
         listener.close()
-        try:
-            yield process, port
-            process.terminate()
-            process.wait(10)
-        finally:
-            process.kill()
+        yield process, port
+        process.terminate()
+        process.wait(10)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from pagefleet.wire import CACHED_BLOCK, Snapshot, Wait, WaitingSequence, Worker
 from pagefleet_gateway import memory as gateway_memory
 from pagefleet_launcher.cli import main
 from pagefleet_launcher.top import CLEAR, REASONS, Memory, render
+from tests.processes import killed_in_the_end
 
 POOL = WorkerMemory(
     3, 2, 8, 16, 7, 2, 1, {1: 2, 3: 1, 12: 1}, 16, 0, 0, 5, 2, 9, 4,
@@ -97,16 +98,13 @@ def test_on_a_terminal_it_is_shown_again(gateway: Gateway) -> None:
     shown = b""
     with (
         os.fdopen(main_end, "rb", buffering=0) as screen,
-        subprocess.Popen(command, stdout=terminal, env=environment) as process,
+        killed_in_the_end(subprocess.Popen(command, stdout=terminal, env=environment)) as process,
     ):
         os.close(terminal)
-        try:
-            while shown.count(CLEAR.encode()) < 2:
-                shown += screen.read(1 << 16)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 0
-        finally:
-            process.kill()
+        while shown.count(CLEAR.encode()) < 2:
+            shown += screen.read(1 << 16)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
     assert len(gateway.asked) >= 2
 
 

@@ -27,6 +27,7 @@ from pagefleet.wire import (
     encode,
     pack_ints,
 )
+from tests.processes import killed_in_the_end
 
 _T = TypeVar("_T", bound=FromWorker)
 
@@ -59,11 +60,13 @@ def test_sigterm_in_the_middle_of_a_step(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with (
         closing(Hub(endpoint, context)) as hub,
-        subprocess.Popen(
-            command,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        killed_in_the_end(
+            subprocess.Popen(
+                command,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            )
         ) as process,
     ):
         scheduler = Scheduler(hub)
