@@ -47,6 +47,8 @@ class ClientGone(Exception):
 class Mailbox:
     """News on their way from the link to one HTTP request."""
 
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    """Asked for once, because Python makes a system call for the answer."""
     _news: list[News] = field(default_factory=list)
     _waiter: "asyncio.Future[None] | None" = None
     _gone: bool = False
@@ -73,11 +75,10 @@ class Mailbox:
             ClientGone: the mailbox was hung up.
         """
         if not self._news and not self._gone:
-            loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
-            self._due = loop.time() + seconds
+            self._waiter = self._loop.create_future()
+            self._due = self._loop.time() + seconds
             if self._alarm is None:
-                self._alarm = loop.call_at(self._due, self._ring, loop)
+                self._alarm = self._loop.call_at(self._due, self._ring)
             try:
                 await self._waiter
             finally:
@@ -92,12 +93,12 @@ class Mailbox:
         if self._alarm is not None:
             self._alarm.cancel()
 
-    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _ring(self) -> None:
         self._alarm = None
         if self._waiter is None:
             return
-        if loop.time() < self._due:
-            self._alarm = loop.call_at(self._due, self._ring, loop)
+        if self._loop.time() < self._due:
+            self._alarm = self._loop.call_at(self._due, self._ring)
         else:
             self._wake()
 
