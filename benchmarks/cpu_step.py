@@ -186,6 +186,7 @@ def main() -> None:
     options = parser.parse_args()
     longest = max(options.contexts, default=0) + options.repeats + 16
     settings = WorkerSettings(
+        model=options.model,
         device="cpu",
         dtype=options.dtype,
         quantization=options.quantization,
@@ -193,7 +194,7 @@ def main() -> None:
         num_blocks=max(options.rows, default=1) * -(-longest // 16) + 64,
     )
     begin = time.perf_counter()
-    folder = prepared_folder(options.model)
+    folder = prepared_folder(settings)
     engine = load_engine(folder, settings, lambda: None)
     engine.team = None  # all threads compute every step
     print(f"loaded in {time.perf_counter() - begin:.1f} s; load {os.getloadavg()[0]:.1f}")

@@ -93,7 +93,8 @@ def make_pool(
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # Fresh memory of the kernel is zero. Huge pages, because a sequence's blocks lie anywhere.
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory would get small ones
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
     memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 

@@ -61,6 +61,25 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def test_memory_is_the_pools_own_and_may_lie_in_huge_pages(
+    prepared_model: Callable[[str], Path],
+) -> None:
+    """Most systems give shared memory small pages only."""
+    pool = make_pool(load_config(prepared_model("llama")), 5000, 16, torch.float32, CPU)
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            low, high = (int(border, 16) for border in name.split("-"))
+            inside = low <= pool.data_ptr() < high
+            if inside:
+                assert values[0] == "rw-p"
+        elif inside and name == "VmFlags:":
+            assert "hg" in values
+            return
+    raise AssertionError("the pool is nowhere")
+
+
 def test_memory_is_found_aside_and_keeps_what_was_written(
     prepared_model: Callable[[str], Path],
 ) -> None:
