@@ -85,8 +85,8 @@ def test_memory_is_found_aside_and_keeps_what_was_written(
 ) -> None:
     config = load_config(prepared_model("llama"))
     pool = make_pool(config, 5000, 16, torch.float32, CPU)
-    pool[:, :, 17] = 3.0
     before = resident()
+    pool[:, :, 17] = 3.0
     populate(pool).join()
     assert resident() - before > 0.9 * pool.nbytes
     assert (pool[:, :, 17] == 3.0).all()
