@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: the interface as an OpenAPI 3.1 document.
+"""`GET /openapi.json`: the interface as an OpenAPI 3.2 document; 3.1 had no words for streams.
 
 Bodies and answers are described by the very types that validate and write them, so the document
 cannot say anything else than what is done.
@@ -94,7 +94,7 @@ def document() -> bytes:
         methods[operation.method.lower()] = _described(operation, schemas)
     return msgspec.json.encode(
         {
-            "openapi": "3.1.0",
+            "openapi": "3.2.0",
             "info": {"title": "Pagefleet", "version": pagefleet_version()},
             "paths": paths,
             "components": {
@@ -107,7 +107,10 @@ def document() -> bytes:
 
 
 def _described(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
-    answers = {media: {"schema": schemas[type]} for media, type in operation.answers.items()}
+    answers = {
+        media: _media_type(media, schemas[type], schemas[ErrorBody])
+        for media, type in operation.answers.items()
+    }
     described: dict[str, Any] = {
         "summary": operation.summary,
         "responses": {
@@ -129,3 +132,14 @@ def _described(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
     if operation.path in OPEN_PATHS:
         described["security"] = []
     return described
+
+
+def _media_type(media: str, schema: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
+    """What an answer holds. That of a stream is told by its events (OpenAPI 3.2, Media Type
+    Object): chunks of the schema, or an error, as JSON, and the end that OpenAI's clients wait for.
+    """
+    if media != _EVENTS:
+        return {"schema": schema}
+    chunk = {"contentMediaType": _JSON, "contentSchema": {"anyOf": [schema, error]}}
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, chunk]}
+    return {"itemSchema": {"type": "object", "required": ["data"], "properties": {"data": data}}}

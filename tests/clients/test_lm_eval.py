@@ -41,7 +41,8 @@ def task(tmp_path: Path) -> Path:
     words = TEXT.split(" ")
     documents = [
         {
-            "question": " ".join(words[: draw.randrange(1, len(words))]),
+            # White space at its end would be counted to the continuation.
+            "question": " ".join(words[: draw.randrange(1, len(words))]).rstrip(),
             "choices": draw.sample(ENDINGS, 3),
             "answer": 0,
         }

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 
@@ -144,6 +145,25 @@ def test_a_stream_of_several_choices_and_prompts(cell: Cell) -> None:
         expected_text(prompt, 30, index)
         for index, prompt in enumerate(["hello", "hello", "world!", "world!"])
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+    ],
+)
+def test_events_are_what_the_document_says(cell: Cell, path: str, asked: dict[str, Any]) -> None:
+    document = httpx.get(f"{cell.url}/openapi.json").json()
+    content = document["paths"][path]["post"]["responses"]["200"]["content"]
+    event = content["text/event-stream"]["itemSchema"]["properties"]["data"]
+    end, chunk = event["anyOf"]
+    assert end == {"const": "[DONE]"}
+    with cell.stream(path, **asked, max_tokens=5, stream_options={"include_usage": True}) as answer:
+        chunks = events(answer.iter_lines())
+    for each in chunks:
+        jsonschema.validate(each, document | chunk["contentSchema"])
 
 
 def test_the_name_of_a_request_comes_back(cell: Cell) -> None:
