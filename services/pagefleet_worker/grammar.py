@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MAX_COMPILED = 64
 """Grammars that are remembered; the one that was not used for longest goes first."""
+MAX_COMPILED_CHARACTERS = 1 << 17
+"""Of them together, but for the newest: each may take 400 bytes (a long literal)."""
 
 _MAX_REASON = 300
 
@@ -130,10 +132,17 @@ class Grammars:
         if compiled is None:
             compiled = self._thread.submit(self._compile, guide.grammar)
             self._compiled[guide.grammar] = compiled
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            self._forget()
         self._compiled.move_to_end(guide.grammar)
         return compiled
+
+    def _forget(self) -> None:
+        characters = sum(map(len, self._compiled))
+        while len(self._compiled) > MAX_COMPILED or (
+            characters > MAX_COMPILED_CHARACTERS and len(self._compiled) > 1
+        ):
+            grammar, _ = self._compiled.popitem(last=False)
+            characters -= len(grammar)
 
     def prepare_all(self, opens: Iterable[Open]) -> None:
         """Begin to compile the guides of slots that are opened."""

@@ -8,7 +8,12 @@ import pytest
 from llguidance import grammar_from
 
 from pagefleet.params import Guide, SamplingParams
-from pagefleet_worker.grammar import MAX_COMPILED, DisobeyedError, GuideError
+from pagefleet_worker.grammar import (
+    MAX_COMPILED,
+    MAX_COMPILED_CHARACTERS,
+    DisobeyedError,
+    GuideError,
+)
 from tests.byte_grammars import byte_grammars
 from tests.echo_cell import EchoCell
 
@@ -117,6 +122,19 @@ def test_compiled_grammars_are_remembered_up_to_a_number() -> None:
     for number in range(MAX_COMPILED):
         grammars.prepare(regex(f"another {number}"))
     assert grammars.prepare(regex("first")) is not first
+
+
+def test_compiled_grammars_are_remembered_up_to_a_length() -> None:
+    grammars = byte_grammars(200, (END,))
+    short, long = regex("short"), regex("long" * (MAX_COMPILED_CHARACTERS // 12))
+    longer = regex("longer" * (MAX_COMPILED_CHARACTERS // 8))
+    compiled = {guide: grammars.prepare(guide) for guide in (long, short, longer)}
+    assert grammars.prepare(short) is compiled[short]
+    assert grammars.prepare(longer) is compiled[longer]
+    assert grammars.prepare(long) is not compiled[long]
+
+    longest = regex("x" * 2 * MAX_COMPILED_CHARACTERS)
+    assert grammars.prepare(longest) is grammars.prepare(longest)
 
 
 SCHEMA = {
