@@ -15,6 +15,10 @@ from pagefleet.manifest import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Manifest
 from tests.system.serving import Serving, pagefleet_serve
 
 FOLDER = Path(__file__).parent
+SOURCES = ":".join(
+    str(FOLDER.parents[1] / source) for source in ("shared", "kernels", "services", ".")
+)
+"""PYTHONPATH of a client that runs code of ours."""
 INSTALLED = os.environ.get("PAGEFLEET_CLIENTS")
 
 collect_ignore_glob = [] if INSTALLED else ["test_*.py"]

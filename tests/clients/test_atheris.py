@@ -2,13 +2,10 @@
 
 from collections.abc import Callable
 
-from tests.clients.conftest import FOLDER
-
-SOURCES = ("shared", "kernels", "services", ".")
+from tests.clients.conftest import SOURCES
 
 
 def test_guided_fuzz(run_client: Callable[..., str]) -> None:
-    root = FOLDER.parents[1]
     said = run_client(
         "atheris",
         "python",
@@ -17,7 +14,7 @@ def test_guided_fuzz(run_client: Callable[..., str]) -> None:
         "-max_total_time=30",
         "-max_len=4000",
         "-len_control=0",
-        PYTHONPATH=":".join(str(root / source) for source in SOURCES),
+        PYTHONPATH=SOURCES,
     )
     assert "NEW" in said
     assert "Done" in said
