@@ -15,7 +15,7 @@ name = "team"
 sha256 = "{sha256(KEY.encode()).hexdigest()}"
 requests_per_minute = {LIMIT}
 """
-BEATS = 0.3
+BEATS = 0.6
 """Seconds in which every gateway learns what the others counted."""
 
 
