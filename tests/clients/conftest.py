@@ -23,7 +23,7 @@ INSTALLED = os.environ.get("PAGEFLEET_CLIENTS")
 
 collect_ignore_glob = [] if INSTALLED else ["test_*.py"]
 
-_PATIENCE = 240
+_PATIENCE = 280
 _OFFLINE = {
     "HF_DATASETS_OFFLINE": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
