@@ -24,8 +24,8 @@ MAX_REPETITION_PENALTY = 1000.0
 MAX_LENGTH_PENALTY = 10.0
 """Either way: beyond, a length to its power leaves what float64 can hold."""
 
-MAX_GRAMMAR_CHARACTERS = 1 << 18
-"""Longest grammar of a guide."""
+MAX_GRAMMAR_CHARACTERS = 1 << 16
+"""Longest grammar of a guide; compiled, a literal takes 400 bytes a character."""
 
 MAX_GRAMMAR_ITEMS = 10_000
 """Parser items that a guide may take for one token: what is ambiguous beyond reason is refused."""
