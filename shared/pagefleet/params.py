@@ -24,7 +24,7 @@ MAX_REPETITION_PENALTY = 1000.0
 MAX_LENGTH_PENALTY = 10.0
 """Either way: beyond, a length to its power leaves what float64 can hold."""
 
-MAX_GRAMMAR_CHARACTERS = 1 << 17
+MAX_GRAMMAR_CHARACTERS = 1 << 18
 """Longest grammar of a guide; compiled, a literal takes 400 bytes a character."""
 
 MAX_GRAMMAR_ITEMS = 10_000
