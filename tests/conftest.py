@@ -6,10 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import early, last_words
 
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch: as in pagefleet_worker/__main__.py
+
+# As hypothesis does it where it sees that it runs in CI, but with examples of its own in every run.
+# What `long` lengthens says tests/fuzz/budget.py.
+for name in ("daily", "long"):
+    settings.register_profile(
+        name,
+        deadline=None,
+        derandomize=False,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile("daily")
 
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:  # of `nohup` or `&`: children would inherit it,

@@ -9,12 +9,13 @@ import random
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz.budget import FUZZ
 from tests.fuzz.cores import Network
 
 _FRAMES = 1000
 
 
-@settings(phases=[Phase.generate])
+@settings(FUZZ, phases=[Phase.generate])
 @given(st.integers(0, 2**64 - 1))
 def test_no_message_breaks_a_core(seed):
     """The invariants hold at every step, and afterwards a request is served."""

@@ -10,6 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from pagefleet import wire
+from tests.fuzz.budget import FUZZ
 from tests.fuzz.frames import Frames
 
 DECODERS = (
@@ -21,7 +22,7 @@ DECODERS = (
 _FRAMES = 1000
 
 
-@settings(phases=[Phase.generate])
+@settings(FUZZ, phases=[Phase.generate])
 @given(st.integers(0, 2**64 - 1))
 def test_a_frame_is_a_message_or_refused(seed):
     """What is taken says the same when it is sent on."""

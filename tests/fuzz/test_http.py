@@ -8,6 +8,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz.budget import FUZZ
 from tests.fuzz.http_answers import Exchange
 from tests.fuzz.http_bytes import conversations
 
@@ -19,7 +20,7 @@ def test_no_request_hurts(cell):
     server = cell.servers[0]
     statuses, sent = Counter(), Counter()
 
-    @settings(max_examples=settings.default.max_examples * 14)
+    @settings(FUZZ, max_examples=FUZZ.max_examples * 14)
     @given(st.lists(conversations(), min_size=1, max_size=_TOGETHER))
     def talk(together):
         exchanges = [Exchange.begin(each, (server.host, server.port)) for each in together]

@@ -12,6 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from pagefleet import wire
+from tests.fuzz.budget import FUZZ
 from tests.fuzz.frames import Frames
 from tests.fuzz.served import SIDES
 
@@ -23,7 +24,7 @@ _DRAIN_MS = 1000
 def test_no_stranger_hurts(cell, side):
     with zmq.Context() as context:
 
-        @settings(phases=[Phase.generate])
+        @settings(FUZZ, phases=[Phase.generate])
         @given(st.integers(0, 2**64 - 1))
         def intrude(seed):
             draw = random.Random(seed)
