@@ -179,7 +179,7 @@ def test_abort_frees_every_block_at_once(cell: Cell) -> None:
     cell.join()
     cell.submit(choices=3, max_tokens=9)
     cell.answer(cell.plans()[0], 50, 51, 52)
-    planner = next(iter(cell.scheduler._workers.values())).planner
+    planner = cell.scheduler.placement.planners[0]
     assert planner.pool.held > 2
     cell.tell(b"g", Abort("r", 0, [1]))
     assert len(planner.running) == 2
@@ -202,7 +202,7 @@ def test_all_choices_aborted_while_their_prompt_is_computed(cell: Cell) -> None:
     cell.submit(choices=2)
     cell.tell(b"g", Abort("r", 0, [1]))
     cell.tell(b"g", Abort("r", 0, [0]))
-    planner = next(iter(cell.scheduler._workers.values())).planner
+    planner = cell.scheduler.placement.planners[0]
     assert planner.pool.held == 0
     cell.answer(cell.plans()[0], 50, 51)
     assert cell.outputs() == []
@@ -471,7 +471,7 @@ def test_a_gateway_that_goes_takes_its_requests_with_it(cell: Cell, how: str) ->
             cell.now += 0.2
             cell.tell(b"w", WorkerBeat(epoch, int(cell.now * 10), True))
     assert not cell.scheduler.requests
-    planner = next(iter(cell.scheduler._workers.values())).planner
+    planner = cell.scheduler.placement.planners[0]
     assert planner.pool.held == 0
 
 

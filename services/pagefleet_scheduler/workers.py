@@ -1,0 +1,191 @@
+"""The workers of the cell: how they join, what they are sent and answer, when they are given up.
+
+A worker is let in under an epoch of its own, a new one each time; what it says under another is
+void. It is lost when the kernel says that its process has ended, when it leaves, when `liveness`
+gives it up, or when it answers what was not ordered: then all that ran there waits at its old
+place, and `quarantine` judges who may have ended it.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from pagefleet.wire import Fence, Join, Reason, Refused, Result, WorkerBeat, WorkerBye, WorkerHello
+from pagefleet_scheduler import quarantine
+from pagefleet_scheduler.figures import Figures
+from pagefleet_scheduler.flights import ResultError, keep
+from pagefleet_scheduler.liveness import Worker
+from pagefleet_scheduler.outbox import Outbox
+from pagefleet_scheduler.placement import Placement
+from pagefleet_scheduler.planner import Planner
+from pagefleet_scheduler.quarantine import CERTAIN, DOUBTFUL
+from pagefleet_scheduler.requests import Requests
+from pagefleet_scheduler.sequence import Request
+
+MakePlanner: TypeAlias = Callable[[WorkerHello, int], Planner]
+"""Of a worker, under an epoch."""
+
+
+class Workers:
+    """Those that belong to the cell, by their peers' identities; times are the scheduler's."""
+
+    def __init__(
+        self,
+        epoch: int,
+        make_planner: MakePlanner,
+        placement: Placement,
+        requests: Requests,
+        outbox: Outbox,
+        figures: Figures,
+    ) -> None:
+        self.joined = 0
+        """How many were let in so far."""
+        self.progressed = 0.0
+        """When something was last computed, or there began to be something to compute."""
+        self.left = 0.0
+        """When one was last lost."""
+        self._epoch = epoch
+        self._make_planner = make_planner
+        self._placement = placement
+        self._requests = requests
+        self._outbox = outbox
+        self._figures = figures
+        self._members: dict[bytes, Worker] = {}
+
+    def __repr__(self) -> str:
+        return f"<Workers {len(self)} of {self.joined} that joined>"
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._members.values())
+
+    # --- what they say --------------------------------------------------------------------------
+
+    def hello(self, peer: bytes, hello: WorkerHello, now: float) -> None:
+        """One wants to join, or repeats that it does."""
+        if any(other.planner.worker.fingerprint != hello.fingerprint for other in self):
+            text = "You serve another model than the workers of this cell."
+            self._outbox.send(peer, Refused(text))
+            return
+        if worker := self._members.get(peer):
+            if worker.may_not_know(now):
+                self._let_in(peer, worker)
+                return
+            self._drop(peer, now)
+        self.joined += 1
+        planner = self._make_planner(hello, self._epoch + self.joined)
+        worker = Worker(self.joined - 1, planner, heard=now, progressed=now)
+        self._members[peer] = worker
+        self._placement.planners.append(planner)
+        self._let_in(peer, worker)
+
+    def beat(self, peer: bytes, beat: WorkerBeat, now: float) -> None:
+        """One says how far it is."""
+        worker = self._members.get(peer)
+        if worker is None:
+            self._outbox.send(peer, Fence("You are not, or no longer, of this cell."))
+            return
+        if worker.planner.epoch != beat.epoch:
+            if worker.may_not_know(now):
+                self._let_in(peer, worker)
+            return
+        if worker.beat(beat, now):
+            self.progressed = now
+        if worker.unreached:
+            worker.unreached = False
+            self._let_in(peer, worker)
+        try:
+            for plan in worker.overdue(now):
+                self._outbox.send(peer, plan)
+        except TimeoutError as error:
+            self._fence(peer, str(error), now)
+
+    def result(self, peer: bytes, result: Result, now: float) -> None:
+        """One has computed a step: its sequences go on, once all steps before it are there."""
+        worker = self._members.get(peer)
+        if worker is None or worker.planner.epoch != result.epoch:
+            self._figures.dropped_results += 1
+            return
+        worker.hear(now)
+        flights = worker.planner.flights
+        if not flights or result.step < flights[0].plan.step:
+            self._figures.dropped_results += 1
+            return
+        try:
+            keep(result, flights)
+            while flights and (oldest := flights[0].result):
+                accepted = worker.planner.accept(oldest)
+                self._placement.quarantine.acquit(accepted)
+                self._figures.accepted(accepted, now)
+                self._requests.accept(accepted)
+        except ResultError as error:
+            self._fence(peer, f"Your result is void: {error}.", now)
+            return
+        self.progressed = worker.progressed = now
+
+    def bye(self, peer: bytes, bye: WorkerBye, now: float) -> None:
+        """One leaves, of its own will or because a step has failed."""
+        worker = self._members.get(peer)
+        if worker and worker.planner.epoch == bye.epoch:
+            self._drop(peer, now, CERTAIN if bye.failed else 0.0)
+
+    # --- what happens to them -------------------------------------------------------------------
+
+    def lose(self, peer: bytes, now: float) -> None:
+        """A process has ended; it need not be a worker's."""
+        if peer in self._members:
+            self._drop(peer, now, CERTAIN)
+
+    def miss(self, peer: bytes) -> None:
+        """Something could not be sent to a peer; a worker is told again when it is heard."""
+        if worker := self._members.get(peer):
+            worker.unreached = True
+
+    def watch(self, now: float) -> None:
+        """Give up those that have been silent or stuck for too long."""
+        for peer, worker in list(self._members.items()):
+            if worker.silent(now):
+                self._fence(peer, "Nothing was heard of you.", now, DOUBTFUL)
+            elif worker.hangs(now):
+                self._fence(peer, "You make no progress.", now, DOUBTFUL)
+
+    def excuse(self, seconds: float) -> None:
+        """For so long the scheduler was stopped and could hear nobody."""
+        self.progressed += seconds
+        for worker in self:
+            worker.excuse(seconds)
+
+    def order_steps(self, now: float) -> None:
+        """Send each the steps that it can be ordered now."""
+        for peer, worker in self._members.items():
+            while plan := self._placement.plan(worker.planner):
+                worker.planner.flights[-1].sent = now
+                self._figures.ordered(plan)
+                self._outbox.send(peer, plan)
+
+    def _let_in(self, peer: bytes, worker: Worker) -> None:
+        """Tell a worker its epoch, again if need be, with all that was ordered under it."""
+        self._outbox.send(peer, Join(worker.planner.epoch))
+        for flight in worker.planner.flights:
+            self._outbox.send(peer, flight.plan)
+
+    def _fence(self, peer: bytes, text: str, now: float, evidence: float = 0.0) -> None:
+        self._outbox.send(peer, Fence(text))
+        self._drop(peer, now, evidence)
+
+    def _drop(self, peer: bytes, now: float, evidence: float = 0.0) -> None:
+        """All that ran there starts again from its tokens, at its old place in the queue.
+
+        `evidence`: how surely a computation has ended it (`quarantine`).
+        """
+        worker = self._members.pop(peer)
+        planner = worker.planner
+        guilty: list[Request] = []
+        if evidence:
+            guilty = self._placement.quarantine.judge(planner.flights, worker.heard, evidence)
+        self._figures.lost(self._placement.leave(planner), now)
+        self.left = now
+        for request in guilty:
+            self._figures.quarantined += 1
+            self._requests.refuse(request, Reason.QUARANTINED, quarantine.TEXT)
