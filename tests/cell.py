@@ -135,7 +135,7 @@ class Cell:
         assert not open_ones, repr(self.scheduler)
         assert not self.scheduler.requests
         for planner in self.scheduler.placement.planners:
-            assert planner.pool.held == 0
+            assert planner.cache.pool.held == 0
             assert not planner.flights
 
     def _handle(self, *events: Arrived | Lost) -> None:

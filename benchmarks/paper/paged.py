@@ -129,7 +129,7 @@ class Paged:
 
     def usage(self) -> Usage:
         """Of the slots, during the step; blocks that several sequences share count once."""
-        size, held = self.planner.worker.block_size, self.planner.pool.held
+        size, held = self.planner.worker.block_size, self.planner.cache.pool.held
         filled: dict[int, int] = {}
         fillable: dict[int, int] = {}
         for stream in self.planner.running:

@@ -23,7 +23,7 @@ class Counted(Paged):
         """Begin the next step; empty if there is nothing to do."""
         shares = super().begin(now)
         if shares:
-            self.held += self.planner.pool.held
+            self.held += self.planner.cache.pool.held
             self.referred += sum(len(stream.table) for stream in self.planner.running)
         return shares
 

@@ -104,18 +104,18 @@ class Worker:
 
     def stats(self) -> EngineStats:
         """Its figures."""
-        planner = self.planner
+        planner, pool, host = self.planner, self.planner.cache.pool, self.planner.cache.host
         return EngineStats(
             engine=self.number,
             running=len(planner.running),
-            blocks=planner.pool.blocks,
-            used_blocks=planner.pool.held,
-            cached_blocks=planner.pool.cached,
+            blocks=pool.blocks,
+            used_blocks=pool.held,
+            cached_blocks=pool.cached,
             prefix_queries=planner.prefix_queries,
             prefix_hits=planner.prefix_hits,
             preemptions=planner.preemptions,
-            swapped_out=planner.host.moved_out,
-            swapped_in=planner.host.moved_in,
+            swapped_out=host.moved_out,
+            swapped_in=host.moved_in,
             drafted=planner.drafted,
             drafts_kept=planner.drafts_kept,
             block_size=planner.worker.block_size,

@@ -64,7 +64,7 @@ class Placement:
         from later beams that do nothing.
         """
         for planner in self.planners:
-            planner.pool.settle()
+            planner.cache.pool.settle()
         for sequence in self.waiting:
             if sequence.paused or self.fits_nowhere(sequence):
                 continue
@@ -116,7 +116,7 @@ class Placement:
     def _preempt(self, planner: Planner, victim: Sequence) -> None:
         for each in planner.preempt(victim):
             self.waiting.add(each)
-        planner.pool.settle()
+        planner.cache.pool.settle()
 
     def plan(self, planner: Planner) -> Plan | None:
         """A worker's next step, if there is one to order now; what it preempts waits."""

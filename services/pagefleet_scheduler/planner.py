@@ -22,10 +22,9 @@ from bisect import insort
 from collections import deque
 
 from pagefleet.wire import Plan, Result, WorkerHello
-from pagefleet_scheduler.blocks import BlockKey, BlockPool, History
 from pagefleet_scheduler.draft import Draft
 from pagefleet_scheduler.flights import Accepted, Flight, ResultError, Sampled, agreeing
-from pagefleet_scheduler.host import HostTier
+from pagefleet_scheduler.kv_cache import KVCache
 from pagefleet_scheduler.quarantine import turns
 from pagefleet_scheduler.sequence import Sequence
 from pagefleet_scheduler.slots import SlotBook
@@ -52,9 +51,7 @@ class Planner:
         self.depth = 2 if lookahead else 1
         self.checking = check
         self.drafts = drafts
-        self.pool = BlockPool(worker.blocks, worker.block_size, caching=caching)
-        self.host = HostTier(worker, self.pool)
-        self.pool.evict = self.host.keep
+        self.cache = KVCache(worker, caching=caching)
         self.running: list[Sequence] = []
         self.flights: deque[Flight] = deque()
         self.copies = 0
@@ -70,7 +67,7 @@ class Planner:
         self._slots = SlotBook(worker.slots)
 
     def __repr__(self) -> str:
-        return f"<Planner {len(self.running)} running, step {self._step}, {self.pool!r}>"
+        return f"<Planner {len(self.running)} running, step {self._step}, {self.cache!r}>"
 
     # --- who runs here --------------------------------------------------------------------------
 
@@ -86,8 +83,8 @@ class Planner:
         computed again find them in the prefix cache (`computes_prefix_of`).
         """
         prompt, params = len(sequence.request.prompt), sequence.request.params
-        whole = self._blocks_for(max(prompt + params.max_tokens - 1, prompt))
-        shared = prompt // self.pool.block_size if self.pool.caching else 0
+        whole = self.cache.blocks_for(max(prompt + params.max_tokens - 1, prompt))
+        shared = prompt // self.worker.block_size if self.cache.pool.caching else 0
         beams = max(params.beam_width, 1)
         return (
             prompt + params.max_tokens <= self.worker.max_model_len
@@ -97,8 +94,8 @@ class Planner:
 
     def computes_prefix_of(self, sequence: Sequence) -> bool:
         """Whether another beam of its search computes the prompt's full blocks here just now."""
-        size = self.pool.block_size
-        return self.pool.caching and any(
+        size = self.worker.block_size
+        return self.cache.pool.caching and any(
             running.belongs_with(sequence)
             and running.indexed < len(sequence.request.prompt) // size
             for running in self.running
@@ -107,7 +104,9 @@ class Planner:
     def can_admit(self, sequence: Sequence) -> bool:
         """Whether there are a slot and blocks for all that the sequence has, with some to spare."""
         return (
-            self.has_slot and self.fits(sequence) and self.wanted(sequence) <= self.pool.available
+            self.has_slot
+            and self.fits(sequence)
+            and self.wanted(sequence) <= self.cache.pool.available
         )
 
     @property
@@ -122,32 +121,15 @@ class Planner:
 
     def wanted(self, sequence: Sequence) -> int:
         """Blocks that must be available before the sequence is let in, those to spare included."""
-        hits, _ = self._match(self._keys(sequence), sequence)
         others = not all(running.belongs_with(sequence) for running in self.running)
-        spare = self._watermark if others else 0
-        return self._blocks_for(len(sequence.tokens)) - len(hits) + self.pool.idle(hits) + spare
-
-    def hits(self, sequence: Sequence) -> int:
-        """How many of its positions the device's prefix cache holds."""
-        return len(self._match(self._keys(sequence), sequence)[0]) * self.pool.block_size
+        return self.cache.wanted(sequence) + (self._watermark if others else 0)
 
     def admit(self, sequence: Sequence) -> None:
         """Let a sequence run that `can_admit` took: give it a slot and blocks.
 
         A beam's candidates are computed again with its keys: a fork shares computed blocks only.
         """
-        keys = self._keys(sequence)
-        hits, history = self._match(keys, sequence)
-        for block in hits:
-            self.pool.share(block)
-        count = self._blocks_for(len(sequence.tokens)) - len(hits)
-        fresh = [self.pool.allocate() for _ in range(count)]
-        from_host = self.host.match(keys[len(hits) :], history)
-        self.host.bring_back(from_host, fresh[: len(from_host)])
-        sequence.append_blocks(hits + fresh)
-        sequence.indexed = len(hits)
-        sequence.history = history
-        found = (len(hits) + len(from_host)) * self.pool.block_size
+        found = self.cache.begin(sequence)
         sequence.ordered = sequence.computed = found
         sequence.slot = self._slots.take()
         sequence.candidates = None
@@ -172,8 +154,7 @@ class Planner:
                 other.forget_run()
                 waiting.append(other)
                 continue
-            for block in other.table:
-                self.pool.share(block)
+            self.cache.share(other)
             other.slot = self._slots.take()
             self._slots.fork(other.slot, parent.slot, other.choices[0])
             insort(self.running, other, key=lambda running: running.order)
@@ -184,8 +165,7 @@ class Planner:
         """Take back everything from a sequence that has ended, or is to wait."""
         assert sequence.slot is not None
         self.running.remove(sequence)
-        self.host.cancel(sequence.table)
-        self.pool.release(sequence.table)
+        self.cache.release(sequence)
         self._slots.give_back(sequence.slot, sequence.opened)
         sequence.forget_run()
 
@@ -198,14 +178,15 @@ class Planner:
         """
         if len(self.flights) >= self.depth:
             return None
-        self.pool.settle()
+        pool = self.cache.pool
+        pool.settle()
         draft = self._turn(preempted)
-        if not draft.planned and self.pool.settling:
-            self.pool.settle()
+        if not draft.planned and pool.settling:
+            pool.settle()
             draft = self._turn(preempted)
         if not draft.planned:
             return None
-        slots, swaps = self._slots.take_orders(), self.host.take_orders()
+        slots, swaps = self._slots.take_orders(), self.cache.host.take_orders()
         plan = draft.plan(self.epoch, self._step, slots, swaps)
         self.copies += len(draft.copies) // 2
         self.drafted += draft.drafted
@@ -250,7 +231,7 @@ class Planner:
 
     def _propose(self, sequence: Sequence, budget: int) -> "array[int]":
         """Tokens to feed on trial behind a sequence's last one, in blocks that it has already."""
-        room = len(sequence.table) * self.pool.block_size - len(sequence.tokens)
+        room = len(sequence.table) * self.worker.block_size - len(sequence.tokens)
         left = sequence.limit - sequence.outputs - 1
         return propose(sequence.tokens, min(self.drafts, budget, room, left))
 
@@ -262,14 +243,15 @@ class Planner:
         Later sequences have no row in this plan yet, so that theirs can be taken. If what they
         give back is settling still, or all are older, the sequence waits for another plan.
         """
-        first = sequence.ordered // self.pool.block_size
-        missing = self._blocks_for(sequence.ordered + count) - len(sequence.table)
-        copied = first < len(sequence.table) and self.pool.shared(sequence.table[first])
+        pool = self.cache.pool
+        first = sequence.ordered // pool.block_size
+        missing = self.cache.blocks_for(sequence.ordered + count) - len(sequence.table)
+        copied = first < len(sequence.table) and pool.shared(sequence.table[first])
         if missing <= 0 and not copied:
             return True
         wanted = max(missing, 0) + copied
-        while self.pool.available < wanted:
-            if self.pool.available + self.pool.settling >= wanted:
+        while pool.available < wanted:
+            if pool.available + pool.settling >= wanted:
                 return False
             victim = self._victim(sequence)
             if victim is None:
@@ -277,9 +259,9 @@ class Planner:
             preempted += self.preempt(victim)
         if copied:
             shared = sequence.table[first]
-            draft.copy(sequence, first, self.pool.allocate())
-            self.pool.release([shared])
-        sequence.append_blocks([self.pool.allocate() for _ in range(missing)])
+            draft.copy(sequence, first, pool.allocate())
+            pool.release([shared])
+        sequence.append_blocks([pool.allocate() for _ in range(missing)])
         return True
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
@@ -350,18 +332,11 @@ class Planner:
 
     def _computed(self, sequence: Sequence, end: int, kept: "array[int]") -> None:
         """Positions before `end`, and behind it those of drafts that were kept, are certain."""
+        assert not kept or end == len(sequence.tokens)
         sequence.computed = end + len(kept)
         if sequence.ordered > sequence.computed and not sequence.flying:
             sequence.ordered = sequence.computed
-        size = self.pool.block_size
-        if sequence.computed // size > sequence.indexed:
-            known = sequence.tokens[:end] + kept
-            keys = sequence.full_keys(size, sequence.computed, self.pool.digest, known)
-            for number in range(sequence.indexed, len(keys)):
-                sequence.history = self.pool.index(
-                    sequence.table[number], keys[number], sequence.history
-                )
-            sequence.indexed = len(keys)
+        self.cache.index(sequence, kept)
 
     def abandon(self) -> list[Sequence]:
         """The worker is lost: give back all that ran here, as having to start again."""
@@ -376,30 +351,13 @@ class Planner:
 
     def check(self) -> None:
         """Assert the invariants of the pool, the slots and the counts."""
-        self.pool.check(sequence.table for sequence in self.running)
-        self.host.check()
+        self.cache.check(self.running)
         taken = [sequence.slot for sequence in self.running if sequence.slot is not None]
         assert len(taken) == len(self.running)
         self._slots.check(taken)
         assert self.running == sorted(self.running, key=lambda sequence: sequence.order)
         for sequence in self.running:
             assert 0 <= sequence.computed <= sequence.ordered <= sequence.length + self.drafts
-            assert self._blocks_for(sequence.ordered) <= len(sequence.table)
+            assert self.cache.blocks_for(sequence.ordered) <= len(sequence.table)
             assert sequence.finish is None
         assert len(self.flights) <= self.depth
-
-    def _blocks_for(self, positions: int) -> int:
-        return -(-positions // self.worker.block_size)
-
-    def _keys(self, sequence: Sequence) -> list[BlockKey]:
-        """Of the blocks that a prefix hit may cover: it leaves one token to be computed.
-
-        Logprobs of a prompt have to be computed, so they hit nothing.
-        """
-        if not self.pool.caching or sequence.request.wants_prompt_logprobs:
-            return []
-        limit = len(sequence.tokens) - 1
-        return sequence.full_keys(self.pool.block_size, limit, self.pool.digest)
-
-    def _match(self, keys: list[BlockKey], sequence: Sequence) -> tuple[list[int], History]:
-        return self.pool.match(sequence.request.salt, keys)

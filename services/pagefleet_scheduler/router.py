@@ -26,5 +26,5 @@ def choose(sequence: Sequence, planners: Iterable[Planner]) -> Planner | None:
 
 def _cost(sequence: Sequence, planner: Planner) -> tuple[int, int]:
     queued = sum(max(running.pending, 1) for running in planner.running)
-    misses = len(sequence.tokens) - planner.hits(sequence)
+    misses = len(sequence.tokens) - planner.cache.found(sequence)
     return queued + MISS * misses, planner.prefix_queries - planner.prefix_hits

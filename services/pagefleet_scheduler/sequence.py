@@ -244,15 +244,10 @@ class Sequence:
         block_size: int,
         limit: int,
         digest: Callable[[bytes, Ints], bytes],
-        tokens: "array[int] | None" = None,
+        tokens: "array[int]",
     ) -> list[BlockKey]:
-        """Keys of the full blocks among the first `limit` positions of its tokens.
-
-        `tokens` are these where it does not have them all yet.
-        """
+        """Keys of the full blocks among the first `limit` of its tokens, the next ones included."""
         count = limit // block_size
-        if tokens is None:
-            tokens = self.tokens
         while len(self.keys) < count:
             before = self.keys[-1].digest if self.keys else root(self.request.salt)
             start = len(self.keys) * block_size

@@ -45,7 +45,7 @@ def empty_slots(streams: Iterable[Stream], block_size: int) -> int:
 
 
 def _memory(number: int, planner: Planner, with_map: bool) -> WorkerMemory:
-    pool, host, worker = planner.pool, planner.host, planner.worker
+    pool, host, worker = planner.cache.pool, planner.cache.host, planner.worker
     references = Counter(block for stream in planner.running for block in stream.table)
     return WorkerMemory(
         engine=number,
@@ -68,7 +68,7 @@ def _memory(number: int, planner: Planner, with_map: bool) -> WorkerMemory:
 
 
 def _map(planner: Planner, references: Mapping[int, int]) -> bytes:
-    pool = planner.pool
+    pool = planner.cache.pool
     return bytes(
         CACHED_BLOCK if pool.idle([block]) else min(references.get(block, 0), CACHED_BLOCK - 1)
         for block in range(pool.blocks)
@@ -119,6 +119,8 @@ def _reason(stream: Stream, placement: Placement, first: bool) -> Wait:
 def _shortage(stream: Stream, planners: Sequence[Planner]) -> tuple[int, int]:
     """Blocks wanted and available where fewest are lacking."""
     figures = [
-        (planner.wanted(stream), planner.pool.available) for planner in planners if planner.has_slot
+        (planner.wanted(stream), planner.cache.pool.available)
+        for planner in planners
+        if planner.has_slot
     ]
     return min(figures, key=lambda each: each[0] - each[1])

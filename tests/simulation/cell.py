@@ -321,7 +321,7 @@ class Cell:
                     if process.core.requests:
                         return f"open requests in {process.core!r}"
                     for planner in process.core.placement.planners:
-                        if planner.pool.held or planner.flights:
+                        if planner.cache.pool.held or planner.flights:
                             return f"blocks are held by {planner!r}"
                 case GatewayProcess():
                     if process.link.open_requests:

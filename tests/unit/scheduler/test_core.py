@@ -180,11 +180,11 @@ def test_abort_frees_every_block_at_once(cell: Cell) -> None:
     cell.submit(choices=3, max_tokens=9)
     cell.answer(cell.plans()[0], 50, 51, 52)
     planner = cell.scheduler.placement.planners[0]
-    assert planner.pool.held > 2
+    assert planner.cache.pool.held > 2
     cell.tell(b"g", Abort("r", 0, [1]))
     assert len(planner.running) == 2
     cell.tell(b"g", Abort("r", 0))
-    assert (planner.pool.held, planner.running) == (0, [])
+    assert (planner.cache.pool.held, planner.running) == (0, [])
 
 
 def test_choices_aborted_before_their_first_token(cell: Cell) -> None:
@@ -203,7 +203,7 @@ def test_all_choices_aborted_while_their_prompt_is_computed(cell: Cell) -> None:
     cell.tell(b"g", Abort("r", 0, [1]))
     cell.tell(b"g", Abort("r", 0, [0]))
     planner = cell.scheduler.placement.planners[0]
-    assert planner.pool.held == 0
+    assert planner.cache.pool.held == 0
     cell.answer(cell.plans()[0], 50, 51)
     assert cell.outputs() == []
 
@@ -472,7 +472,7 @@ def test_a_gateway_that_goes_takes_its_requests_with_it(cell: Cell, how: str) ->
             cell.tell(b"w", WorkerBeat(epoch, int(cell.now * 10), True))
     assert not cell.scheduler.requests
     planner = cell.scheduler.placement.planners[0]
-    assert planner.pool.held == 0
+    assert planner.cache.pool.held == 0
 
 
 @pytest.mark.parametrize("choices", [1, 2])

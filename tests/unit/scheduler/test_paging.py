@@ -67,10 +67,10 @@ def test_many_requests_at_once(
     assert (planner.preemptions > 0) == (blocks < 200)
     assert planner.drafted == 0 or drafts > 0
     if not caching:
-        assert planner.pool.cached == 0
+        assert planner.cache.pool.cached == 0
     if blocks < 200:
-        assert (planner.host.moved_out > 0) == (host_blocks > 0)
-        assert (planner.host.moved_in > 0) == (host_blocks > 0)
+        assert (planner.cache.host.moved_out > 0) == (host_blocks > 0)
+        assert (planner.cache.host.moved_in > 0) == (host_blocks > 0)
 
 
 def test_a_sequence_that_repeats_itself_takes_fewer_steps() -> None:
@@ -96,7 +96,7 @@ def test_moving_is_left_alone_where_computing_is_faster() -> None:
     cell.compare()
     (planner,) = cell.scheduler.placement.planners
     assert planner.preemptions > 0
-    assert planner.host.moved_out == 0
+    assert planner.cache.host.moved_out == 0
 
 
 def test_the_oldest_always_goes_on() -> None:

@@ -166,7 +166,7 @@ def test_choices_share_blocks_and_copy_on_write(arrive: Arrivals) -> None:
         decoding.extend(sequence, array("i", [token]), [None])
     worker.check()
     partial = parent.table[1]
-    assert worker.pool.held == 2
+    assert worker.cache.pool.held == 2
     plan = plan_of(worker)
     assert plan is not None
     assert list(unpack_ints(plan.forks)) == [1, 0, 1, 2, 0, 2, 0, 0, 0]
@@ -175,7 +175,7 @@ def test_choices_share_blocks_and_copy_on_write(arrive: Arrivals) -> None:
     assert list(copies[::2]) == [partial, partial]
     assert {sequence.table[1] for sequence in sequences} == {partial, *copies[1::2]}
     assert len({sequence.table[0] for sequence in sequences}) == 1
-    assert worker.pool.held == 4
+    assert worker.cache.pool.held == 4
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])

@@ -1,0 +1,96 @@
+"""The KV cache of one worker: which blocks its sequences have, and which they find again.
+
+A sequence that begins to run finds the longest known prefix of its tokens in the device's pool
+(`blocks`) and goes on in the host's (`host`); the rest of its table are fresh blocks. What it then
+computes is indexed block by block, for itself after a preemption as for others. One position is
+left to be computed in any case: its logits give the next token.
+"""
+
+from array import array
+from collections.abc import Iterable
+
+from pagefleet.wire import WorkerHello
+from pagefleet_scheduler.blocks import BlockKey, BlockPool, History
+from pagefleet_scheduler.host import HostTier
+from pagefleet_scheduler.sequence import Sequence
+
+
+class KVCache:
+    """The pools of a worker, and what sequences have in them."""
+
+    def __init__(self, worker: WorkerHello, *, caching: bool) -> None:
+        self.pool = BlockPool(worker.blocks, worker.block_size, caching=caching)
+        self.host = HostTier(worker, self.pool)
+        self.pool.evict = self.host.keep
+
+    def __repr__(self) -> str:
+        return f"<KVCache {self.pool!r}, {self.host!r}>"
+
+    def blocks_for(self, positions: int) -> int:
+        """How many blocks hold so many positions."""
+        return -(-positions // self.pool.block_size)
+
+    def found(self, sequence: Sequence) -> int:
+        """How many of its positions the device's pool holds."""
+        return len(self._match(self._keys(sequence), sequence)[0]) * self.pool.block_size
+
+    def wanted(self, sequence: Sequence) -> int:
+        """Blocks that `begin` takes of those that are available."""
+        hits, _ = self._match(self._keys(sequence), sequence)
+        return self.blocks_for(len(sequence.tokens)) - len(hits) + self.pool.idle(hits)
+
+    def begin(self, sequence: Sequence) -> int:
+        """Give a sequence blocks for all of its tokens; returns how many it need not compute."""
+        keys = self._keys(sequence)
+        hits, history = self._match(keys, sequence)
+        for block in hits:
+            self.pool.share(block)
+        count = self.blocks_for(len(sequence.tokens)) - len(hits)
+        fresh = [self.pool.allocate() for _ in range(count)]
+        from_host = self.host.match(keys[len(hits) :], history)
+        self.host.bring_back(from_host, fresh[: len(from_host)])
+        sequence.append_blocks(hits + fresh)
+        sequence.indexed = len(hits)
+        sequence.history = history
+        return (len(hits) + len(from_host)) * self.pool.block_size
+
+    def share(self, fork: Sequence) -> None:
+        """Count the table of a fork, which is that of its parent."""
+        for block in fork.table:
+            self.pool.share(block)
+
+    def index(self, sequence: Sequence, kept: "array[int]") -> None:
+        """Make known what a sequence's computed blocks hold: its tokens, and then those `kept`."""
+        size = self.pool.block_size
+        if sequence.computed // size <= sequence.indexed:
+            return
+        tokens = sequence.tokens + kept if kept else sequence.tokens
+        keys = sequence.full_keys(size, sequence.computed, self.pool.digest, tokens)
+        for number in range(sequence.indexed, len(keys)):
+            sequence.history = self.pool.index(
+                sequence.table[number], keys[number], sequence.history
+            )
+        sequence.indexed = len(keys)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take back all blocks of a sequence."""
+        self.host.cancel(sequence.table)
+        self.pool.release(sequence.table)
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Assert the invariants, given all sequences that have blocks."""
+        self.pool.check(sequence.table for sequence in running)
+        self.host.check()
+
+    def _keys(self, sequence: Sequence) -> list[BlockKey]:
+        """Of the blocks that a prefix hit may cover.
+
+        Logprobs of a prompt have to be computed, so they hit nothing.
+        """
+        if not self.pool.caching or sequence.request.wants_prompt_logprobs:
+            return []
+        limit = len(sequence.tokens) - 1
+        return sequence.full_keys(self.pool.block_size, limit, self.pool.digest, sequence.tokens)
+
+    def _match(self, keys: list[BlockKey], sequence: Sequence) -> tuple[list[int], History]:
+        return self.pool.match(sequence.request.salt, keys)
