@@ -49,8 +49,8 @@ class Step:
         blocks = rows * width
         layer_bytes = 2 * blocks * HEADS * BLOCK_SIZE * HEAD_SIZE * dtype.itemsize
         layers = min(max(POOL_BYTES // layer_bytes, 1), 30)
-        shape = (layers, 2, blocks, HEADS, BLOCK_SIZE, HEAD_SIZE)
-        self.pool = torch.randn(shape).to(dtype)
+        shape = (layers, blocks, 2, HEADS, BLOCK_SIZE, HEAD_SIZE)
+        self.pool = torch.randn(shape).to(dtype).transpose(1, 2)
         self.query = torch.randn(rows * tokens, QUERY_HEADS, HEAD_SIZE).to(dtype)
         self.tables = torch.randperm(blocks).to(torch.int32).view(rows, width)
         self.starts = torch.full((rows,), context - tokens, dtype=torch.int32)

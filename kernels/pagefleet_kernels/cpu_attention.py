@@ -24,6 +24,7 @@ from numba import carray
 from torch import Tensor
 
 from pagefleet_kernels import reference
+from pagefleet_kernels.cpu_cache import block_bytes, dense_heads, has_panels, in_panels
 from pagefleet_kernels.cpu_ir import (
     device,
 )
@@ -38,14 +39,10 @@ from pagefleet_kernels.cpu_online_softmax import (
     room_size,
     with_states,
 )
-from pagefleet_kernels.cpu_rows import (
-    Block,
-    load_query,
-    prefetch,
-    store_row,
-)
+from pagefleet_kernels.cpu_rows import PANEL, Block, store_row
 from pagefleet_kernels.cpu_simd import (
     broadcast,
+    copy_bytes,
     fetch_add,
     load_float,
     load_int32,
@@ -53,55 +50,38 @@ from pagefleet_kernels.cpu_simd import (
     store_floats,
     store_int64,
 )
-from pagefleet_kernels.cpu_tiles import (
-    TILE,
-    pack,
-)
+from pagefleet_kernels.cpu_tiles import ACCUMULATORS, CHAINS, TILE
 
 _QUERIES = 48
 """Queries of one task, as near as whole tokens allow."""
-
-_PACKED_FROM = 12
-"""With this many queries, transposing the keys costs less than it saves."""
 
 
 class Arguments(ctypes.Structure):
     """What `attention` hands to the compiled code; addresses and strides are in bytes."""
 
     _fields_ = fields(
-        "query query_stride output keys values tables table_stride starts offsets rows heads "
-        "group block_size tokens_per_task capacity window slopes rooms room_size "
+        "query query_stride output keys values block_bytes tables table_stride starts offsets rows "
+        "heads group block_size tokens_per_task capacity window slopes rooms room_size "
         "partials partial_size arrivals",
         "scale softcap",
     )
 
 
 @device
-def _find_keys(block: Any, arguments: Any, task: Task, tile: int, offsets: int) -> int:
-    """Where the tile's keys lie in the first head, through the block table; returns how many there
-    are. The last sixteen are filled up with the last key.
-    """
+def _find_panels(block: Any, arguments: Any, task: Task, tile: int, panels: int) -> None:
+    """Where the panels of a tile lie in the first head, through the block table."""
     count = min(task.position + task.tokens - tile * TILE, TILE)
-    entry = arguments.tables + task.row * arguments.table_stride
-    index, slot = divmod(tile * TILE, arguments.block_size)
-    block_bytes = arguments.heads * arguments.block_size * block.head_bytes
-    place = load_int32(entry + index * 4) * block_bytes + slot * block.head_bytes
-    for key in range(count):
-        if slot == arguments.block_size:
-            index, slot = index + 1, 0
-            place = load_int32(entry + index * 4) * block_bytes
-        store_int64(offsets + key * 8, place)
-        slot += 1
-        place += block.head_bytes
-    for key in range(count, -(-count // 16) * 16):
-        store_int64(offsets + key * 8, place - block.head_bytes)
-    return count
+    table = arguments.tables + task.row * arguments.table_stride
+    for panel in range(-(-count // PANEL)):
+        index, slot = divmod(tile * TILE + panel * PANEL, arguments.block_size)
+        place = load_int32(table + index * 4) * arguments.block_bytes + slot * block.head_bytes
+        store_int64(panels + panel * 8, place)
 
 
 @device
-def _head(block: Any, arguments: Any, number: int, ahead: int, ahead_offsets: int) -> Head:
+def _head(block: Any, arguments: Any, number: int, ahead: int, ahead_panels: int) -> Head:
     skipped = number * arguments.block_size * block.head_bytes
-    return Head(number, arguments.keys + skipped, arguments.values + skipped, ahead, ahead_offsets)
+    return Head(number, arguments.keys + skipped, arguments.values + skipped, ahead, ahead_panels)
 
 
 @device
@@ -115,7 +95,7 @@ def _load_queries(block: Any, arguments: Any, task: Task, head: int, room: Room)
         source += (head * group + query % group) * block.head_bytes
         target = room.queries + query * block.row_bytes
         if query < queries:
-            load_query(block, source, target)
+            copy_bytes(target, source, block.head_bytes)
         else:
             for place in range(0, block.row_bytes, 64):
                 store_floats(target + place, broadcast(0.0))
@@ -138,11 +118,7 @@ def _attend_chunk(block: Any, arguments: Any, task: Task, head: Head, room: Room
     """Some tokens of a row over all that they see, for one head."""
     _load_queries(block, arguments, task, head.number, room)
     for tile in range(task.first_tile, task.last_tile):
-        keys = _find_keys(block, arguments, task, tile, room.offsets)
-        if block.packed:
-            for key in range(0, keys, 16):
-                panel = room.panel + key * block.row_bytes
-                pack(block, room.offsets + key * 8, head.keys, panel)
+        _find_panels(block, arguments, task, tile, room.panels)
         for query in range(0, task.tokens * arguments.group, block.queries):
             attend_block(block, arguments, task, head, room, tile, query)
     _finish(block, arguments, task, head.number, room.states)
@@ -156,20 +132,17 @@ def _attend_token(
     head are summed, the keys of the next are sent for, and at last those of the `following` task.
     """
     tile, heads = task.first_tile, arguments.heads
-    keys = _find_keys(block, arguments, task, tile, room.offsets)
+    _find_panels(block, arguments, task, tile, room.panels)
     if following.tokens:
-        _find_keys(block, arguments, following, following.first_tile, room.ahead_offsets)
-    for key in range(0, keys, 16):
-        prefetch(block, room.offsets + key * 8, arguments.keys)
+        _find_panels(block, arguments, following, following.first_tile, room.ahead_panels)
     for number in range(heads):
         own = with_states(room, partials + number * arguments.partial_size)
         _load_queries(block, arguments, task, number, own)
         if number + 1 < heads:
             ahead = arguments.keys + (number + 1) * arguments.block_size * block.head_bytes
-            head = _head(block, arguments, number, ahead, room.offsets)
+            head = _head(block, arguments, number, ahead, room.panels)
         else:
-            ahead = arguments.keys if following.tokens else 0
-            head = _head(block, arguments, number, ahead, room.ahead_offsets)
+            head = _head(block, arguments, number, arguments.keys, room.ahead_panels)
         for query in range(0, arguments.group, block.queries):
             attend_block(block, arguments, task, head, own, tile, query)
 
@@ -253,11 +226,7 @@ def run_attention(narrow: Any, wide: Any, arguments: Any) -> None:
             _attend_token(narrow, arguments, task, following.task, room, cursor.partials + part)
             _gather(narrow, arguments, task, cursor.partials, cursor.tasks)
         else:
-            head = _head(narrow, arguments, cursor.part, 0, 0)
-            if task.tokens * arguments.group < _PACKED_FROM:
-                _attend_chunk(narrow, arguments, task, head, room)
-            else:
-                _attend_chunk(wide, arguments, task, head, room)
+            _attend_chunk(wide, arguments, task, _head(wide, arguments, cursor.part, 0, 0), room)
         cursor = following
 
 
@@ -265,7 +234,9 @@ class Shape(NamedTuple):
     """What follows from a model's shape alone."""
 
     narrow: Block
+    """Of decode rows."""
     wide: Block
+    """Of chunks."""
     group: int
     tokens_per_task: int
     capacity: int
@@ -276,8 +247,8 @@ class Shape(NamedTuple):
     def of(cls, dtype: torch.dtype, head_size: int, query_heads: int, heads: int) -> "Shape":
         """How heads of `head_size` are computed."""
         group = query_heads // heads
-        narrow = Block(FORMATS[dtype], head_size, -(-group // -(-group // 4)))
-        wide = Block(FORMATS[dtype], head_size, 6, packed=True)
+        narrow = Block(FORMATS[dtype], head_size, -(-group // -(-group // 4)), once=True)
+        wide = Block(FORMATS[dtype], head_size, ACCUMULATORS // CHAINS)
         tokens_per_task = max(_QUERIES // group, 1)
         capacity = tokens_per_task * group + wide.queries
         return cls(
@@ -316,27 +287,11 @@ def _kernel(narrow: Block, wide: Block) -> Kernel:
 _scratch = Scratch()
 
 
-def supports(dtype: torch.dtype, head_size: int) -> bool:
-    """Whether there is a kernel for such heads."""
-    return dtype in FORMATS and head_size % 8 == 0
-
-
 def warm_up(dtype: torch.dtype, query_heads: int, heads: int, head_size: int) -> None:
     """Compiles what `attention` needs for a model, or loads it; seconds or milliseconds."""
-    if supports(dtype, head_size):
+    if has_panels(dtype, head_size):
         shape = _shape(dtype, head_size, query_heads, heads)
         _kernel(shape.narrow, shape.wide)
-
-
-def _supported(query: Tensor, key_cache: Tensor, value_cache: Tensor, tables: Tensor) -> bool:
-    return (
-        supports(query.dtype, query.shape[2])
-        and query.dtype == key_cache.dtype == value_cache.dtype
-        and query.stride()[1:] == (query.shape[2], 1)
-        and key_cache.is_contiguous()
-        and value_cache.is_contiguous()
-        and tables.stride(1) == 1
-    )
 
 
 def attention(
@@ -352,28 +307,29 @@ def attention(
     softcap: float = 0.0,
     slopes: Tensor | None = None,
 ) -> Tensor:
-    """`reference.attention`, compiled. Types other than float32 and bfloat16, and head sizes that
-    are no multiple of 8, go to the reference.
+    """`reference.attention`, compiled, over caches that are `in_panels`; other caches go to the
+    reference. Queries are computed in the type of the caches.
     """
-    if not _supported(query, key_cache, value_cache, tables):
+    if not in_panels(key_cache):
         return reference.attention(
             query, key_cache, value_cache, tables, starts, offsets,
             scale=scale, window=window, softcap=softcap, slopes=slopes,
         )  # fmt: skip
     _, heads, block_size, head_size = key_cache.shape
     rows, width = tables.shape
-    shape = _shape(query.dtype, head_size, query.shape[1], heads)
-    threads = torch.get_num_threads()
+    queries, tables = dense_heads(query.to(key_cache.dtype)), tables.contiguous()
+    shape = _shape(queries.dtype, head_size, queries.shape[1], heads)
+    threads, itemsize = torch.get_num_threads(), queries.element_size()
     rooms, partials, arrivals = shape.scratch(threads, rows, heads, width * block_size)
-    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    output = torch.empty_like(queries, memory_format=torch.contiguous_format)
     _kernel(shape.narrow, shape.wide)(
         threads,
-        query.data_ptr(), query.stride(0) * query.element_size(), output.data_ptr(),
-        key_cache.data_ptr(), value_cache.data_ptr(), tables.data_ptr(), tables.stride(0) * 4,
-        starts.data_ptr(), offsets.data_ptr(), rows, heads,
+        queries.data_ptr(), queries.stride(0) * itemsize, output.data_ptr(),
+        key_cache.data_ptr(), value_cache.data_ptr(), block_bytes(key_cache, value_cache),
+        tables.data_ptr(), tables.stride(0) * 4, starts.data_ptr(), offsets.data_ptr(), rows, heads,
         shape.group, block_size, shape.tokens_per_task, shape.capacity,
         window, 0 if slopes is None else slopes.data_ptr(),
         rooms, shape.room_size, partials, shape.partial_size, arrivals,
         scale, softcap,
     )  # fmt: skip
-    return output
+    return output.to(query.dtype)

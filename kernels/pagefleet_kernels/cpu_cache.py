@@ -1,7 +1,8 @@
 """Keys and values into the pool on the CPU, with the rotary embedding on the way.
 
 A token's heads are rotated and stored by whichever thread takes it: tokens never mix, so the batch
-cannot change a bit. Products are taken and added in float32 and rounded once.
+cannot change a bit. Products are taken and added in float32 and rounded once. Threads take
+neighbouring tokens, because the keys of sixteen share the cache lines of a panel (`cpu_rows`).
 """
 
 import ctypes
@@ -17,17 +18,21 @@ from pagefleet_kernels.cpu_ir import (
     Format,
     device,
 )
-from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_task, threads_for
+from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_tasks, threads_for
+from pagefleet_kernels.cpu_rows import PANEL, WORD_BYTES
 from pagefleet_kernels.cpu_simd import (
     copy_bytes,
     load_few,
+    load_int32,
     load_int64,
     load_numbers,
     multiply,
     multiply_add,
     negative,
     store_few,
+    store_int32,
     store_numbers,
+    store_words,
 )
 
 
@@ -38,17 +43,18 @@ class Arguments(ctypes.Structure):
 
     _fields_ = fields(
         "tokens query query_stride rotated key key_stride value value_stride rotation positions "
-        "keys values slots query_heads heads head_size block_size"
+        "keys values block_bytes slots query_heads heads head_size block_size"
     )
 
 
 @device
-def _rotate(form: Any, source: int, target: int, angles: int, half: int) -> None:
-    """One head: dimension i turns with dimension i + `half` by its angle's cosine and sine."""
+def _rotate(form: Any, source: int, target: int, angles: int, half: int, panel: bool) -> None:
+    """One head: dimension i turns with dimension i + `half` by its angle's cosine and sine. It goes
+    to a row, or to a key's words in a `panel`.
+    """
     for begin in range(0, half, 16):
         count = min(half - begin, 16)
         low, high = source + begin * form.itemsize, source + (begin + half) * form.itemsize
-        left, right = target + begin * form.itemsize, target + (begin + half) * form.itemsize
         cosine, sine = angles + begin * 4, angles + (begin + half) * 4
         if count == 16:
             first, second = load_numbers(form, low), load_numbers(form, high)
@@ -58,19 +64,32 @@ def _rotate(form: Any, source: int, target: int, angles: int, half: int) -> None
             cosines, sines = load_few(_FLOAT32, cosine, count), load_few(_FLOAT32, sine, count)
         turned_first = multiply_add(first, cosines, negative(multiply(second, sines)))
         turned_second = multiply_add(second, cosines, multiply(first, sines))
-        if count == 16:
-            store_numbers(form, left, turned_first)
-            store_numbers(form, right, turned_second)
+        if panel:
+            left, right = (begin * form.itemsize * PANEL, (begin + half) * form.itemsize * PANEL)
+            store_words(form, target + left, turned_first, count)
+            store_words(form, target + right, turned_second, count)
+        elif count == 16:
+            store_numbers(form, target + begin * form.itemsize, turned_first)
+            store_numbers(form, target + (begin + half) * form.itemsize, turned_second)
         else:
-            store_few(form, left, turned_first, count)
-            store_few(form, right, turned_second, count)
+            store_few(form, target + begin * form.itemsize, turned_first, count)
+            store_few(form, target + (begin + half) * form.itemsize, turned_second, count)
+
+
+@device
+def _copy_key(source: int, target: int, size: int) -> None:
+    """A key as it comes to its words in a panel."""
+    for place in range(0, size, WORD_BYTES):
+        store_int32(target + place * PANEL, load_int32(source + place))
 
 
 @device
 def _write_token(form: Any, arguments: Any, token: int) -> None:
     size, half = arguments.head_size * form.itemsize, arguments.head_size // 2
     block, slot = divmod(load_int64(arguments.slots + token * 8), arguments.block_size)
-    place = (block * arguments.heads * arguments.block_size + slot) * size
+    place, lane = block * arguments.block_bytes, slot % PANEL
+    keys = arguments.keys + place + (slot - lane) * size + lane * WORD_BYTES
+    values = arguments.values + place + slot * size
     key = arguments.key + token * arguments.key_stride
     value = arguments.value + token * arguments.value_stride
     angles = 0
@@ -80,23 +99,24 @@ def _write_token(form: Any, arguments: Any, token: int) -> None:
         query = arguments.query + token * arguments.query_stride
         rotated = arguments.rotated + token * arguments.query_heads * size
         for head in range(arguments.query_heads):
-            _rotate(form, query + head * size, rotated + head * size, angles, half)
+            _rotate(form, query + head * size, rotated + head * size, angles, half, False)
     for head in range(arguments.heads):
-        skipped = place + head * arguments.block_size * size
+        skipped = head * arguments.block_size * size
         if angles:
-            _rotate(form, key + head * size, arguments.keys + skipped, angles, half)
+            _rotate(form, key + head * size, keys + skipped, angles, half, True)
         else:
-            copy_bytes(arguments.keys + skipped, key + head * size, size)
-        copy_bytes(arguments.values + skipped, value + head * size, size)
+            _copy_key(key + head * size, keys + skipped, size)
+        copy_bytes(values + skipped, value + head * size, size)
 
 
 @device
 def run_cache(form: Any, arguments: Any) -> None:
     """Takes tokens until there are none left."""
-    token = next_task(arguments)
-    while token < arguments.tokens:
-        _write_token(form, arguments, token)
-        token = next_task(arguments)
+    begin, end = next_tasks(arguments, arguments.tokens)
+    while begin < end:
+        for token in range(begin, end):
+            _write_token(form, arguments, token)
+        begin, end = next_tasks(arguments, arguments.tokens)
 
 
 _FLOAT32 = Format.FLOAT32
@@ -118,35 +138,52 @@ def warm_up(dtype: torch.dtype) -> None:
         _kernel(FORMATS[dtype])
 
 
-def _dense_heads(heads: Tensor, cache: Tensor) -> bool:
-    return heads.dtype == cache.dtype and heads.stride()[1:] == (heads.shape[2], 1)
+def has_panels(dtype: torch.dtype, head_size: int) -> bool:
+    """Whether the pool of a model keeps keys in panels, if its blocks hold whole ones."""
+    return dtype in FORMATS and head_size % 8 == 0
 
 
-def _supported(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
-    return (
-        key_cache.dtype in FORMATS
-        and _dense_heads(key, key_cache)
-        and _dense_heads(value, value_cache)
-        and key_cache.is_contiguous()
-        and value_cache.is_contiguous()
-    )
+def in_panels(cache: Tensor) -> bool:
+    """Whether a cache [N, G, S, D] has its keys in panels (`cpu_rows`); if not, it is left to the
+    reference, which knows rows only.
+    """
+    _, _, block_size, head_size = cache.shape
+    return has_panels(cache.dtype, head_size) and block_size % PANEL == 0
+
+
+def block_bytes(key_cache: Tensor, value_cache: Tensor) -> int:
+    """From one block to the next in both caches.
+
+    Raises:
+        ValueError: a block does not lie in one piece, or the caches differ.
+    """
+    alike = (key_cache.shape, key_cache.stride()) == (value_cache.shape, value_cache.stride())
+    if not (alike and key_cache[:1].is_contiguous()):
+        raise ValueError("A block's keys, and as many values, must each lie in one piece.")
+    return key_cache.stride(0) * key_cache.element_size()
+
+
+def dense_heads(heads: Tensor) -> Tensor:
+    """Heads [T, H, D] whose tokens lie in one piece each; copied if they don't."""
+    return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
 
 
 def write_kv(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
 ) -> None:
-    """`reference.write_kv`, compiled; a change of type on the way goes to the reference."""
-    if not _supported(key, value, key_cache, value_cache):
+    """`reference.write_kv`, compiled, into caches that are `in_panels`."""
+    if not in_panels(key_cache):
         reference.write_kv(key, value, key_cache, value_cache, slots)
         return
+    key, value = dense_heads(key.to(key_cache.dtype)), dense_heads(value.to(key_cache.dtype))
     tokens, heads, head_size = key.shape
     itemsize = key.element_size()
     _kernel(FORMATS[key.dtype])(
         threads_for(key.numel()),
         tokens, 0, 0, 0,
         key.data_ptr(), key.stride(0) * itemsize, value.data_ptr(), value.stride(0) * itemsize,
-        0, 0, key_cache.data_ptr(), value_cache.data_ptr(), slots.data_ptr(),
-        0, heads, head_size, key_cache.shape[2],
+        0, 0, key_cache.data_ptr(), value_cache.data_ptr(), block_bytes(key_cache, value_cache),
+        slots.data_ptr(), 0, heads, head_size, key_cache.shape[2],
     )  # fmt: skip
 
 
@@ -160,26 +197,22 @@ def rotary_write_kv(
     value_cache: Tensor,
     slots: Tensor,
 ) -> Tensor:
-    """`reference.rotary_write_kv`, compiled; a change of type on the way goes to the reference."""
-    if not (
-        _supported(key, value, key_cache, value_cache)
-        and _dense_heads(query, key_cache)
-        and cos_sin.dtype == torch.float32
-        and cos_sin.is_contiguous()
-        and positions.dtype == torch.int64
-    ):
+    """`reference.rotary_write_kv`, compiled, into caches that are `in_panels`."""
+    if not in_panels(key_cache):
         return reference.rotary_write_kv(
             query, key, value, cos_sin, positions, key_cache, value_cache, slots
         )
+    dtype = key_cache.dtype
+    queries, key, value = (dense_heads(heads.to(dtype)) for heads in (query, key, value))
     tokens, heads, head_size = key.shape
     itemsize = key.element_size()
-    rotated = torch.empty_like(query, memory_format=torch.contiguous_format)
-    _kernel(FORMATS[key.dtype])(
-        threads_for(query.numel()),
-        tokens, query.data_ptr(), query.stride(0) * itemsize, rotated.data_ptr(),
+    rotated = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    _kernel(FORMATS[dtype])(
+        threads_for(queries.numel()),
+        tokens, queries.data_ptr(), queries.stride(0) * itemsize, rotated.data_ptr(),
         key.data_ptr(), key.stride(0) * itemsize, value.data_ptr(), value.stride(0) * itemsize,
         cos_sin.data_ptr(), positions.data_ptr(),
-        key_cache.data_ptr(), value_cache.data_ptr(), slots.data_ptr(),
-        query.shape[1], heads, head_size, key_cache.shape[2],
+        key_cache.data_ptr(), value_cache.data_ptr(), block_bytes(key_cache, value_cache),
+        slots.data_ptr(), queries.shape[1], heads, head_size, key_cache.shape[2],
     )  # fmt: skip
-    return rotated
+    return rotated.to(query.dtype)

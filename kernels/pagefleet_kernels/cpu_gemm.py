@@ -24,16 +24,13 @@ from pagefleet_kernels.cpu_grouped import emit_grouped_product
 from pagefleet_kernels.cpu_ir import (
     INTS,
     LANES,
-    MULTIPLIES_BFLOAT16,
     VECTOR,
     Format,
     at,
-    call,
     floats,
     intrinsic,
-    ints,
     load,
-    paired_product,
+    multiply_add_words,
     splat,
     store,
 )
@@ -53,22 +50,6 @@ _STRETCH = 128
 _VECTOR_BYTES = LANES * 4
 _WORD = types.int64
 _INT64 = ir.IntType(64)
-
-
-def _widened(builder: Any, values: Any, weights: Any, total: Any) -> Any:
-    """The same by two multiply-adds, of the lower and of the upper numbers."""
-    lower = [builder.shl(each, ints(16)) for each in (values, weights)]
-    upper = [builder.and_(each, ints(-0x10000)) for each in (values, weights)]
-    for halves in (lower, upper):
-        factors = [builder.bitcast(half, VECTOR) for half in halves]
-        total = call(builder, "fma", *factors, total)
-    return total
-
-
-def _multiply_add(builder: Any, form: Format, values: Any, weights: Any, total: Any) -> Any:
-    if form is Format.FLOAT32:
-        return call(builder, "fma", values, weights, total)
-    return (paired_product if MULTIPLIES_BFLOAT16 else _widened)(builder, values, weights, total)
 
 
 def _emit_product(
@@ -140,7 +121,7 @@ def _emit_stretch(
         spread = splat(builder, scalar)
         for vector, weight in enumerate(weights):
             total = totals[row * PANEL_VECTORS + vector]
-            grown.append(_multiply_add(builder, form, spread, weight, total))
+            grown.append(multiply_add_words(builder, form, spread, weight, total))
     following = builder.add(step, _INT64(1))
     step.add_incoming(begin, before)
     step.add_incoming(following, body)

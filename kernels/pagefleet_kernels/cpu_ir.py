@@ -210,8 +210,26 @@ class _BFloat(ir.Type):  # type: ignore[misc]
 _BFLOATS = ir.VectorType(_BFloat(), 2 * LANES)
 
 
-def paired_product(builder: Any, left: Any, right: Any, total: Any) -> Any:
-    """total + the products of both bfloat16 of each lane, by one instruction (VDPBF16PS)."""
+def lower_halves(builder: Any, words: Any) -> Any:
+    """The bfloat16 in the lower half of each word, widened to float32."""
+    return builder.bitcast(builder.shl(words, ints(16)), VECTOR)
+
+
+def upper_halves(builder: Any, words: Any) -> Any:
+    """The bfloat16 in the upper half of each word, widened to float32."""
+    return builder.bitcast(builder.and_(words, ints(-0x10000)), VECTOR)
+
+
+def multiply_add_words(builder: Any, form: Format, left: Any, right: Any, total: Any) -> Any:
+    """total + the products of the numbers in each 32-bit word. Two bfloat16 are multiplied by one
+    instruction (VDPBF16PS), or else widened, the lower ones first.
+    """
+    if form is Format.FLOAT32:
+        return call(builder, "fma", left, right, total)
+    if not MULTIPLIES_BFLOAT16:
+        for half in (lower_halves, upper_halves):
+            total = call(builder, "fma", half(builder, left), half(builder, right), total)
+        return total
     kind = ir.FunctionType(VECTOR, [VECTOR, _BFLOATS, _BFLOATS])
     name = "llvm.x86.avx512bf16.dpbf16ps.512"
     function = cgutils.get_or_insert_function(builder.module, kind, name)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pagefleet_kernels.cpu_ir import (
     device,
 )
-from pagefleet_kernels.cpu_rows import Block
+from pagefleet_kernels.cpu_rows import PANEL, Block
 from pagefleet_kernels.cpu_simd import (
     add,
     broadcast,
@@ -22,6 +22,7 @@ from pagefleet_kernels.cpu_simd import (
     largest,
     load_float,
     load_floats,
+    load_int64,
     maximum,
     multiply,
     multiply_add,
@@ -33,7 +34,6 @@ from pagefleet_kernels.cpu_simd import (
 )
 from pagefleet_kernels.cpu_tiles import (
     TILE,
-    packed_scores,
     scores,
     weigh,
 )
@@ -53,14 +53,14 @@ class Task(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A key/value head: its number, and the addresses that the keys' offsets count from."""
+    """A key/value head: its number, and the addresses that offsets of panels count from."""
 
     number: int
     keys: int
     values: int
     ahead: int
-    """Where the keys lie that are needed next, to be sent for in time; 0 if unknown."""
-    ahead_offsets: int
+    """With `ahead_panels`, where the keys lie that are needed next, to be sent for in time."""
+    ahead_panels: int
 
 
 class Room(NamedTuple):
@@ -73,9 +73,9 @@ class Room(NamedTuple):
     fresh: int
     """The states of one block of queries in one tile."""
     weights: int
-    offsets: int
-    ahead_offsets: int
-    panel: int
+    panels: int
+    """Where the panels of a tile lie: int64 offsets in bytes."""
+    ahead_panels: int
 
 
 @device
@@ -84,29 +84,20 @@ def layout(block: Any, address: int, capacity: int) -> Room:
     states = address + capacity * block.row_bytes
     fresh = states + capacity * block.state_bytes
     weights = fresh + block.queries * block.state_bytes
-    offsets = weights + block.queries * TILE * 4
-    ahead = offsets + TILE * 8
-    return Room(address, states, fresh, weights, offsets, ahead, ahead + TILE * 8)
+    panels = weights + block.queries * TILE * 4
+    return Room(address, states, fresh, weights, panels, panels + TILE // PANEL * 8)
 
 
 @device
 def with_states(room: Room, states: int) -> Room:
     """The same scratch with the states elsewhere."""
-    return Room(
-        room.queries,
-        states,
-        room.fresh,
-        room.weights,
-        room.offsets,
-        room.ahead_offsets,
-        room.panel,
-    )
+    return Room(room.queries, states, room.fresh, room.weights, room.panels, room.ahead_panels)
 
 
 def room_size(block: Block, capacity: int) -> int:
     """Bytes that `layout` cuts, in whole pages."""
     states = (capacity + block.queries) * block.state_bytes
-    others = (capacity + TILE) * block.row_bytes + block.queries * TILE * 4 + TILE * 16
+    others = capacity * block.row_bytes + block.queries * TILE * 4 + 2 * TILE // PANEL * 8
     return -(-(states + others) // 4096) * 4096
 
 
@@ -179,11 +170,7 @@ def merge(block: Any, state: int, fresh: int) -> None:
 def _weigh(
     block: Any, head: Head, room: Room, weights: int, sums: int, begin: int, end: int
 ) -> None:
-    """Sums values, and sends for the keys that are needed next."""
-    ahead, offsets = head.ahead, head.ahead_offsets
-    if ahead == 0:
-        ahead, offsets = head.values, room.offsets
-    weigh(block, weights, room.offsets, head.values, sums, begin, end, ahead, offsets)
+    weigh(block, weights, room.panels, head.values, sums, begin, end, head.ahead_panels, head.ahead)
 
 
 @device
@@ -217,16 +204,14 @@ def _weigh_block(
 def _block_scores(
     block: Any, head: Head, room: Room, query: int, begin: int, end: int, scale: float
 ) -> None:
-    """Scores of a block of queries with the keys `begin` .. `end` - 1, in whole sixteens. Where
-    keys are read as they lie, their values are sent for.
+    """Scores of a block of queries with the keys `begin` .. `end` - 1, in whole panels. If they are
+    read once, their values are sent for.
     """
     queries = room.queries + query * block.row_bytes
-    for key in range(begin // 16 * 16, end, 16):
-        output, offsets = room.weights + key * 4, room.offsets + key * 8
-        if block.packed:
-            packed_scores(block, queries, room.panel + key * block.row_bytes, output, scale)
-        else:
-            scores(block, queries, offsets, head.keys, head.values, output, scale)
+    for panel in range(begin // PANEL, -(-end // PANEL)):
+        place = load_int64(room.panels + panel * 8)
+        output = room.weights + panel * PANEL * 4
+        scores(block, queries, head.keys + place, head.values + place, output, scale)
 
 
 @device

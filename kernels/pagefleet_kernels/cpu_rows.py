@@ -1,9 +1,15 @@
-"""Rows of numbers in memory and in the kernels' scratch.
+"""How keys, values and queries lie in memory and in the kernels' scratch.
 
-A row of D numbers is held in *scratch order*: float32, in chunks of sixteen lanes, zero-padded to
-whole chunks. A float32 row keeps its order. Thirty-two bfloat16 are read as sixteen 32-bit words
-whose lower halves make one chunk and whose upper halves the next, so that widening costs one
-instruction a chunk; a sum over lanes does not care, and `store_row` puts the order back.
+Values lie in the pool as rows, one after the other. Keys lie in *panels*: the keys of sixteen
+positions of a head, transposed, as a matrix product packs them (Goto and van de Geijn, ACM TOMS
+34(3), 2008), [words, sixteen keys]; a word has 32 bits, one float32 or two bfloat16 of a key. So
+they are transposed once, when they are written, and each lane of a vector is a key whenever they
+are read. A panel is as large as the sixteen rows of values beside it.
+
+In scratch a row of D numbers is held in *scratch order*: float32, in chunks of sixteen lanes,
+zero-padded to whole chunks. A float32 row keeps its order. Thirty-two bfloat16 are read as sixteen
+words whose lower halves make one chunk and whose upper halves the next, so that widening costs one
+instruction a chunk; `store_row` puts the order back.
 """
 
 from dataclasses import dataclass
@@ -18,7 +24,6 @@ from pagefleet_kernels.cpu_ir import (
     INT,
     INTS,
     LANES,
-    MULTIPLIES_BFLOAT16,
     VECTOR,
     Format,
     at,
@@ -27,16 +32,21 @@ from pagefleet_kernels.cpu_ir import (
     intrinsic,
     ints,
     load,
+    lower_halves,
     rounded_bits,
     shuffle,
     splat,
     store,
+    upper_halves,
     widen,
 )
 
-FLOAT_BYTES = 4
-VECTOR_BYTES = LANES * FLOAT_BYTES
-_OFFSET_BYTES = 8
+PANEL = LANES
+"""Keys of a panel."""
+
+WORD_BYTES = 4
+VECTOR_BYTES = LANES * WORD_BYTES
+_PLACE_BYTES = 8
 _WORD = types.int64
 
 
@@ -49,8 +59,8 @@ class Block:
     format: Format
     head_size: int
     queries: int
-    packed: bool = False
-    """Whether scores come from panels."""
+    once: bool = False
+    """Whether keys and values are read once, so that what is read next is sent for on the way."""
 
     @property
     def chunks(self) -> int:
@@ -58,15 +68,19 @@ class Block:
         return -(-self.head_size // LANES)
 
     @property
-    def paired(self) -> bool:
-        """Whether queries and keys are multiplied as they lie, two bfloat16 at a time."""
-        whole = self.head_size % (2 * LANES) == 0
-        return MULTIPLIES_BFLOAT16 and self.format is Format.BFLOAT16 and whole
-
-    @property
     def head_bytes(self) -> int:
         """Size of one row in memory."""
         return self.head_size * self.format.itemsize
+
+    @property
+    def words(self) -> int:
+        """Words of one row in memory."""
+        return self.head_bytes // WORD_BYTES
+
+    @property
+    def panel_bytes(self) -> int:
+        """Size of a panel of keys, and of the values beside it."""
+        return PANEL * self.head_bytes
 
     @property
     def row_bytes(self) -> int:
@@ -87,7 +101,7 @@ class Block:
 constant_in_kernels(Block)
 
 
-for _name in ("queries", "head_bytes", "row_bytes", "state_bytes", "single", "packed", "paired"):
+for _name in ("queries", "head_bytes", "panel_bytes", "row_bytes", "state_bytes", "single", "once"):
     attribute_in_kernels(_name)
 
 
@@ -120,25 +134,13 @@ def load_piece(builder: Any, block: Block, address: Any, piece: Piece) -> list[A
     place = at(builder, address, piece.begin * block.format.itemsize)
     if piece.size == 2 * LANES:
         words = load(builder, place, INTS)
-        upper = builder.and_(words, ints(-0x10000))
-        return [
-            builder.bitcast(builder.shl(words, ints(16)), VECTOR),
-            builder.bitcast(upper, VECTOR),
-        ]
+        return [lower_halves(builder, words), upper_halves(builder, words)]
     lane = VECTOR.element if block.format is Format.FLOAT32 else HALVES.element
     values = load(builder, place, ir.VectorType(lane, piece.size))
     if piece.size < LANES:
         zeros = ir.Constant(ir.VectorType(lane, piece.size), None)
         values = shuffle(builder, values, zeros, list(range(LANES)))
     return [values if block.format is Format.FLOAT32 else widen(builder, values)]
-
-
-def load_keys(builder: Any, block: Block, address: Any, piece: Piece) -> list[tuple[int, Any]]:
-    """What a piece of a key is multiplied as, numbered: its chunks, or all its pairs at once."""
-    if block.paired:
-        place = at(builder, address, piece.begin * block.format.itemsize)
-        return [(piece.begin // piece.size, load(builder, place, INTS))]
-    return list(zip(piece.chunks, load_piece(builder, block, address, piece), strict=True))
 
 
 def store_piece(builder: Any, block: Block, address: Any, piece: Piece, chunks: list[Any]) -> None:
@@ -157,14 +159,20 @@ def store_piece(builder: Any, block: Block, address: Any, piece: Piece, chunks: 
     store(builder, stored, place)
 
 
-def row_address(builder: Any, offsets: Any, cache: Any, key: Any) -> Any:
-    """Where key number `key` of a tile lies: `cache` plus its entry of `offsets`."""
-    entry = builder.add(offsets, builder.mul(key, ir.Constant(key.type, _OFFSET_BYTES)))
-    return builder.add(cache, load(builder, entry, ir.IntType(64)))
+def value_address(builder: Any, block: Block, panels: Any, values: Any, key: Any) -> Any:
+    """Where the value of key number `key` of a tile lies: see `cpu_tiles.weigh`."""
+
+    def constant(number: int) -> Any:
+        return ir.Constant(key.type, number)
+
+    entry = builder.mul(builder.lshr(key, constant(4)), constant(_PLACE_BYTES))
+    place = load(builder, builder.add(panels, entry), ir.IntType(64))
+    row = builder.mul(builder.and_(key, constant(PANEL - 1)), constant(block.head_bytes))
+    return builder.add(builder.add(values, place), row)
 
 
-def emit_prefetch(builder: Any, block: Block, row: Any) -> None:
-    """Sends for the row at an address before it is needed; any address will do.
+def emit_prefetch(builder: Any, address: Any) -> None:
+    """Sends for the cache line at an address before it is needed; any address will do.
 
     Into the second-level cache, which keeps more requests under way than the first.
     """
@@ -172,37 +180,7 @@ def emit_prefetch(builder: Any, block: Block, row: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [byte, INT, INT, INT])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     read, second_level, data = INT(0), INT(2), INT(1)
-    for line in range(0, block.head_bytes, 64):
-        line_address = builder.inttoptr(at(builder, row, line), byte)
-        builder.call(function, [line_address, read, second_level, data])
-
-
-@intrinsic
-def prefetch(typing: Any, block: Any, offsets: Any, rows: Any) -> Any:
-    """Sends for sixteen rows, at `rows` + `offsets`."""
-
-    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, offsets, rows = arguments
-        for key in range(LANES):
-            row = row_address(builder, offsets, rows, ir.Constant(ir.IntType(64), key))
-            emit_prefetch(builder, block.value, row)
-        return context.get_dummy_value()
-
-    return types.void(block, _WORD, _WORD), lower
-
-
-@intrinsic
-def load_query(typing: Any, block: Any, source: Any, scratch: Any) -> Any:
-    """One row from memory, as keys are multiplied (`load_keys`): in scratch order, or as it is."""
-
-    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, source, scratch = arguments
-        for piece in pieces(block.value):
-            for number, values in load_keys(builder, block.value, source, piece):
-                store(builder, values, at(builder, scratch, number * VECTOR_BYTES))
-        return context.get_dummy_value()
-
-    return types.void(block, _WORD, _WORD), lower
+    builder.call(function, [builder.inttoptr(address, byte), read, second_level, data])
 
 
 @intrinsic

@@ -206,6 +206,27 @@ def store_few(typing: Any, form: Any, address: Any, vector: Any, count: Any) -> 
 
 
 @intrinsic
+def store_words(typing: Any, form: Any, address: Any, vector: Any, count: Any) -> Any:
+    """The first `count` lanes, rounded to the type in memory; of every 64 bytes from `address` on
+    the first four get the next of them, a float32 or two bfloat16.
+    """
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, address, vector, count = arguments
+        place = cgutils.alloca_once(builder, in_memory(form.value))
+        builder.store(narrowed(builder, form.value, vector), place)
+        words = builder.bitcast(place, INT.as_pointer())
+        per_word = ir.Constant(count.type, 4 // form.value.itemsize)
+        with cgutils.for_range(builder, builder.udiv(count, per_word)) as loop:
+            word = builder.load(builder.gep(words, [loop.index]))
+            line = builder.mul(loop.index, ir.Constant(count.type, 4 * LANES))
+            builder.store(word, pointer(builder, builder.add(address, line), INT))
+        return context.get_dummy_value()
+
+    return types.void(form, types.int64, float32x16, types.int64), lower
+
+
+@intrinsic
 def rounded(typing: Any, form: Any, vector: Any) -> Any:
     """What would be read again after a store."""
 
@@ -285,6 +306,18 @@ def load_int32(typing: Any, address: Any) -> Any:
         return builder.sext(value, ir.IntType(64))
 
     return types.int64(types.int64), lower
+
+
+@intrinsic
+def store_int32(typing: Any, address: Any, value: Any) -> Any:
+    """The lower half of an int64."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, value = arguments
+        builder.store(builder.trunc(value, INT), pointer(builder, address, INT))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), lower
 
 
 @intrinsic

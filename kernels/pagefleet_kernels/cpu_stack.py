@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from pagefleet_kernels import cpu_attention
+from pagefleet_kernels.cpu_cache import has_panels
 from pagefleet_kernels.cpu_grouped import BLOCK_BYTES
 from pagefleet_kernels.cpu_launch import FORMATS
 from pagefleet_kernels.cpu_linear import PackedLinear
 from pagefleet_kernels.cpu_program import Program, Stage
+from pagefleet_kernels.cpu_rows import PANEL
 from pagefleet_kernels.layers import DecoderLayer, Layer, StackShape
 from pagefleet_kernels.quantized import GROUP
 
@@ -46,7 +48,13 @@ class LayerStack:
         offsets: Tensor,
         progress: Callable[[], None],
     ) -> Tensor:
-        """See `layers.Stack`."""
+        """See `layers.Stack`.
+
+        Raises:
+            ValueError: blocks do not hold whole panels of keys.
+        """
+        if caches.shape[4] % PANEL:
+            raise ValueError(f"Blocks must hold a multiple of {PANEL} tokens.")
         tokens, threads = len(residual), torch.get_num_threads()
         if tokens > self._capacity:
             self._write_down(capacity=max(tokens, 2 * self._capacity))
@@ -70,6 +78,7 @@ class LayerStack:
         keys = caches.data_ptr() + np.arange(len(caches)) * layer_bytes
         for record in (rotary, attention):
             record["keys"], record["values"] = keys, keys + caches.stride(1) * itemsize
+            record["block_bytes"] = caches.stride(2) * itemsize
             record["block_size"] = caches.shape[4]
 
     def _bind_rows(self, threads: int, tables: Tensor, starts: Tensor, offsets: Tensor) -> None:
@@ -219,6 +228,6 @@ def stack(
         part for layer in layers for part in (layer.qkv, layer.output, layer.gated, layer.down)
     ]
     kinds = {part.weights if isinstance(part, PackedLinear) else None for part in linear}
-    if None in kinds or len(kinds) > 1 or not cpu_attention.supports(norm.dtype, shape.head_size):
+    if None in kinds or len(kinds) > 1 or not has_panels(norm.dtype, shape.head_size):
         return None
     return LayerStack(layers, norm, cos_sin, shape)

@@ -32,6 +32,7 @@ class Kernels:
     `stack(layers, norm, cosines and sines, shape)` makes one call of all layers of a decoder, where
     the device gains by that. `sample` is `triton_sampling.sample`, where the device has that.
     `invariant`: a row's bits do not depend on its batch.
+    `block_multiple`: blocks must hold a multiple of so many tokens.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Kernels:
     log_softmax: Callable[[Tensor], Tensor] = reference.log_softmax
     sample: Callable[..., Tensor] | None = None
     invariant: bool = True
+    block_multiple: int = 1
     stack: Callable[[Sequence[DecoderLayer], Tensor, Tensor, StackShape], Stack | None] = _no_stack
     warm_up: Callable[[torch.dtype, int, int, int], None] = _nothing_to_compile
 
@@ -122,6 +124,7 @@ def _triton(invariant: bool) -> Kernels:
 def _cpu() -> Kernels:
     from pagefleet_kernels import cpu_attention, cpu_cache, cpu_layers, cpu_linear, cpu_stack
     from pagefleet_kernels.cpu_launch import source_digest
+    from pagefleet_kernels.cpu_rows import PANEL
 
     def warm_up(dtype: torch.dtype, query_heads: int, heads: int, head_size: int) -> None:
         cpu_attention.warm_up(dtype, query_heads, heads, head_size)
@@ -141,6 +144,7 @@ def _cpu() -> Kernels:
         linear=cpu_linear.linear,
         gated=cpu_linear.gated,
         head=cpu_linear.head,
+        block_multiple=PANEL,
         stack=cpu_stack.stack,
         warm_up=warm_up,
     )

@@ -1,11 +1,12 @@
 """What every kernel means, in plain torch: the oracle that the fast twins are compared with.
 
 The layout is the contract. A layer's `key_cache` and `value_cache` have the shape [N, G, S, D]: a
-block's share of one head is S x D contiguous values, the tile that the kernels load. Position p of
-a row lives in physical block `tables[row, p // S]`, slot `p % S` (PagedAttention, Kwon et al.,
-SOSP 2023, section 4.1). A row's queries are the tokens `offsets[row] .. offsets[row + 1]`; they
-stand at positions `starts[row], starts[row] + 1, ...` and each sees the positions up to its own.
-There is no prefill and no decode: a prefill is a row of many tokens, a decode a row of one.
+block's share of one head is S x D contiguous values, the tile that the kernels load (those of a CPU
+transpose the keys within it: `cpu_rows`). Position p of a row lives in physical block `tables[row,
+p // S]`, slot `p % S` (PagedAttention, Kwon et al., SOSP 2023, section 4.1). A row's queries are
+the tokens `offsets[row] .. offsets[row + 1]`; they stand at positions `starts[row], starts[row] +
+1, ...` and each sees the positions up to its own. There is no prefill and no decode: a prefill is a
+row of many tokens, a decode a row of one.
 
 Everything computes in the dtype of `query`, upcast to at least float32; call with float64 tensors
 for an oracle.

@@ -21,10 +21,10 @@ from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.pools import make_pool
 from pagefleet_worker.slots import Row, Slot
 
-_BLOCK_SIZE = 8
+_BLOCK_SIZE = 16
 _BLOCKS = 6
 _TABLES = ((3, 0, 5), (4, 1))
-_ENDS = ((13, 21), (6, 14))
+_ENDS = ((26, 42), (12, 28))
 """For each sequence, how far it has come after each step."""
 
 _FINE, _COARSE = 1e-3, 0.2

@@ -66,6 +66,11 @@ def load_engine(
     dtype = _choose_dtype(settings.dtype, config, device)
     length = _choose_length(settings.max_model_len, manifest.max_model_len)
     kernels = select(device, invariant=settings.batch_invariant)
+    if settings.block_size % kernels.block_multiple:
+        raise ModelError(
+            f"--block-size {settings.block_size} does not suit this device's kernels: they need a "
+            f"multiple of {kernels.block_multiple}."
+        )
     decoder = _load_model(
         folder, settings, manifest, config, dtype, device, kernels, length, progress
     )

@@ -88,15 +88,19 @@ def choose_size(
 def make_pool(
     config: ModelShape, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The pool, all zeros: [layers, 2, N, G, S, D]; index 0 of the second axis holds the keys."""
-    shape = (config.layers, 2, blocks, config.kv_heads, block_size, config.head_dim)
+    """The pool, all zeros: [layers, 2, N, G, S, D]; index 0 of the second axis holds the keys.
+
+    On a CPU the keys and the values of a block are neighbours, so that a thread reads longer on.
+    """
+    block = (config.kv_heads, block_size, config.head_dim)
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.zeros((config.layers, 2, blocks, *block), dtype=dtype, device=device)
+    shape = (config.layers, blocks, 2, *block)
     # Fresh memory of the kernel is zero. Huge pages, because a sequence's blocks lie anywhere.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory would get small ones
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
     memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return torch.frombuffer(memory, dtype=dtype).view(shape).transpose(1, 2)
 
 
 def populate(pool: Tensor) -> threading.Thread:

@@ -222,7 +222,9 @@ class WorkerSettings(ModelSettings):
         convert=parse_tensor_parallel_size,
     )
     threads: int | None = setting(None, "cores to compute with, at most; all by default", least=1)
-    block_size: int = setting(16, "tokens a block holds", least=1, most=256)
+    block_size: int = setting(
+        16, "tokens a block holds, on a CPU a multiple of 16", least=1, most=256
+    )
     kv_cache_memory: int | None = setting(
         None, "size of the KV pool, for example 2GiB; 0.5GiB on a CPU", convert=parse_size
     )

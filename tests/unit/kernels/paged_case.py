@@ -3,7 +3,7 @@ wherever no kernel may look.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,17 @@ class PagedCase:
             self.starts,
             self.offsets,
         )
+
+    def in_panels(self) -> "PagedCase":
+        """The same caches as the CPU's pool keeps them: keys in panels, beside their values."""
+        caches = torch.stack([as_panels(self.key_cache), self.value_cache], dim=1)
+        return replace(self, key_cache=caches[:, 0], value_cache=caches[:, 1])
+
+
+def as_panels(rows: Tensor) -> Tensor:
+    """Keys [N, G, S, D], each sixteen rows of words transposed (see `cpu_rows`)."""
+    words = rows.contiguous().view(torch.int32).unflatten(2, (-1, 16))
+    return words.transpose(3, 4).contiguous().view(rows.dtype).view(rows.shape)
 
 
 def fresh_seed() -> int:

@@ -11,7 +11,7 @@ from tests.unit.kernels.paged_case import PagedCase, dense_attention, fresh_seed
 SHAPES = [
     pytest.param(9, 3, 64, 16, torch.float32, id="smollm2-float32"),
     pytest.param(9, 3, 64, 16, torch.bfloat16, id="smollm2-bfloat16"),
-    pytest.param(7, 1, 40, 5, torch.bfloat16, id="odd-bfloat16"),
+    pytest.param(7, 1, 40, 48, torch.bfloat16, id="odd-bfloat16"),
     pytest.param(2, 2, 72, 32, torch.float32, id="odd-float32", marks=pytest.mark.slow),
 ]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
@@ -37,7 +37,7 @@ def test_agrees_with_dense_attention(heads, kv_heads, head_size, block_size, dty
         kv_heads=kv_heads,
         head_size=head_size,
         block_size=block_size,
-    )
+    ).in_panels()
     if "slopes" in options:
         options = {"slopes": torch.rand(heads)}
     scale = head_size**-0.5
@@ -75,7 +75,7 @@ def test_decode_prefill_and_chunks_give_the_same_bits(
         kv_heads=kv_heads,
         head_size=head_size,
         block_size=block_size,
-    )
+    ).in_panels()
     if "slopes" in options:
         options = {"slopes": torch.rand(heads)}
     whole = cpu_attention.attention(*case.arguments(), scale=0.2, **options)[:length]
@@ -95,7 +95,7 @@ def test_decode_prefill_and_chunks_give_the_same_bits(
 def test_threads_and_batch_do_not_change_a_bit():
     seed = fresh_seed()
     rows = [*random_rows(random.Random(seed)), (500, 1), (0, 200)]
-    case = paged_case(rows, seed=seed, dtype=torch.bfloat16)
+    case = paged_case(rows, seed=seed, dtype=torch.bfloat16).in_panels()
     threads = torch.get_num_threads()
     outputs = []
     try:
@@ -115,18 +115,18 @@ def test_threads_and_batch_do_not_change_a_bit():
 
 def test_nan_in_a_later_token_or_another_row_stays_there():
     case = paged_case([(130, 20), (140, 1)], seed=fresh_seed())
-    clean = cpu_attention.attention(*case.arguments(), scale=0.1)
+    clean = cpu_attention.attention(*case.in_panels().arguments(), scale=0.1)
     block, slot = int(case.tables[0, 144 // 16]), 144 % 16
     case.key_cache[block, :, slot] = torch.nan
     case.value_cache[block, :, slot] = torch.nan
-    output = cpu_attention.attention(*case.arguments(), scale=0.1)
+    output = cpu_attention.attention(*case.in_panels().arguments(), scale=0.1)
     assert torch.equal(output[:14], clean[:14])
     assert output[14:20].isnan().all()
     assert torch.equal(output[20], clean[20])
 
 
 def test_queries_may_be_a_slice_of_a_fused_projection():
-    case = paged_case([(20, 3), (40, 1)], seed=fresh_seed())
+    case = paged_case([(20, 3), (40, 1)], seed=fresh_seed()).in_panels()
     fused = torch.randn(4, 10, 64)
     query, *others = case.arguments()
     fused[:, 2:8] = query
@@ -134,7 +134,23 @@ def test_queries_may_be_a_slice_of_a_fused_projection():
     assert torch.equal(output, cpu_attention.attention(query, *others, scale=0.1))
 
 
-def test_what_is_not_compiled_goes_to_the_reference():
-    case = paged_case([(5, 4)], seed=fresh_seed(), head_size=12)
+def test_queries_of_another_type_are_rounded_to_that_of_the_caches():
+    case = paged_case([(20, 3), (40, 1)], seed=fresh_seed(), dtype=torch.bfloat16).in_panels()
+    query, *others = case.arguments()
+    output = cpu_attention.attention(query.double(), *others, scale=0.1)
+    assert torch.equal(output, cpu_attention.attention(query, *others, scale=0.1).double())
+
+
+@pytest.mark.parametrize("shape", [{"head_size": 12}, {"block_size": 5}], ids=str)
+def test_what_is_not_compiled_goes_to_the_reference(shape):
+    case = paged_case([(5, 4)], seed=fresh_seed(), **shape)
     output = cpu_attention.attention(*case.arguments(), scale=0.1)
     assert torch.equal(output, reference.attention(*case.arguments(), scale=0.1))
+
+
+def test_caches_whose_blocks_are_in_pieces_are_refused():
+    case = paged_case([(5, 4)], seed=fresh_seed(), block_size=32)
+    query, keys, values, *others = case.arguments()
+    for caches in ((keys[..., ::2, :], values[..., ::2, :]), (keys, values[:, :1])):
+        with pytest.raises(ValueError, match="in one piece"):
+            cpu_attention.attention(query, *caches, *others, scale=0.1)

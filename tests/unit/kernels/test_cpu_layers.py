@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pagefleet_kernels import cpu_cache, cpu_layers, reference
-from tests.unit.kernels.paged_case import fresh_seed
+from tests.unit.kernels.paged_case import as_panels, fresh_seed
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
@@ -56,12 +56,14 @@ def test_rotation_and_write_agree_with_the_reference(dtype, head_size):
     fused = torch.randn(6, 9, head_size).to(dtype)
     query, key, value = fused.split([5, 2, 2], dim=1)
     angles = torch.randn(30, head_size)
-    positions, slots = torch.randint(30, (6,)), torch.randperm(4 * 3)[:6]
-    caches = torch.zeros(2, 2, 4, 2, 3, head_size, dtype=dtype)
+    positions, slots = torch.randint(30, (6,)), torch.randperm(4 * 32)[:6]
+    keys, values = torch.zeros(4, 2, 2, 32, head_size, dtype=dtype).unbind(1)
+    expected = torch.zeros(2, 4, 2, 32, head_size, dtype=dtype)
     arguments = (query, key, value, angles, positions)
-    rotated = cpu_cache.rotary_write_kv(*arguments, *caches[0], slots)
-    assert_close(rotated, reference.rotary_write_kv(*arguments, *caches[1], slots))
-    assert_close(caches[0], caches[1])
+    rotated = cpu_cache.rotary_write_kv(*arguments, keys, values, slots)
+    assert_close(rotated, reference.rotary_write_kv(*arguments, *expected, slots))
+    assert_close(keys, as_panels(expected[0]))
+    assert_close(values, expected[1])
 
 
 @DTYPES
@@ -69,11 +71,13 @@ def test_a_write_stores_the_very_bits(dtype):
     torch.manual_seed(fresh_seed())
     key, value = torch.randn(2, 6, 2, 24).to(dtype)
     key[3, 1, 5] = torch.nan
-    slots = torch.randperm(4 * 3)[:6]
-    caches = torch.zeros(2, 2, 4, 2, 3, 24, dtype=dtype)
-    cpu_cache.write_kv(key, value, *caches[0], slots)
-    reference.write_kv(key, value, *caches[1], slots)
-    assert torch.equal(caches[0].view(torch.uint8), caches[1].view(torch.uint8))
+    slots = torch.randperm(4 * 32)[:6]
+    keys, values = torch.zeros(4, 2, 2, 32, 24, dtype=dtype).unbind(1)
+    expected = torch.zeros(2, 4, 2, 32, 24, dtype=dtype)
+    cpu_cache.write_kv(key, value, keys, values, slots)
+    reference.write_kv(key, value, *expected, slots)
+    for actual, wanted in ((keys, as_panels(expected[0])), (values, expected[1])):
+        assert torch.equal(actual.contiguous().view(torch.uint8), wanted.view(torch.uint8))
 
 
 @DTYPES

@@ -21,7 +21,7 @@ from pagefleet_worker.weights import load_weights
 from tests.models import VARIANTS, VOCAB_SIZE
 
 CPU = torch.device("cpu")
-BLOCK_SIZE, BLOCKS = 8, 200
+BLOCK_SIZE, BLOCKS = 16, 200
 LONGEST = 150
 
 QUANTIZATIONS = pytest.mark.parametrize("bits", [(), (8,)], ids=["plain", "int8"])
@@ -177,3 +177,12 @@ def test_every_layer_is_progress(prepared_model: Prepared, generator: random.Ran
     model = Model(prepared_model("llama"))
     model.logits([[1, 2, 3]], lambda: 1, generator)
     assert model.layers == 3 * 3
+
+
+def test_a_pool_without_whole_panels_is_refused(
+    prepared_model: Prepared, generator: random.Random
+) -> None:
+    model = Model(prepared_model("llama"))
+    model.pool = model.pool[:, :, :, :, : BLOCK_SIZE // 2]
+    with pytest.raises(ValueError, match="multiple of 16 tokens"):
+        model.logits([[1, 2, 3]], lambda: 1, generator)

@@ -285,6 +285,11 @@ def test_quantization_that_the_files_do_not_have(prepared_model: Prepared) -> No
         load_engine(prepared_model("llama"), replace(SETTINGS, quantization="gguf"), lambda: None)
 
 
+def test_blocks_that_the_kernels_cannot_use(prepared_model: Prepared) -> None:
+    with pytest.raises(ModelError, match=r"--block-size 24 .* need a multiple of 16"):
+        load_engine(prepared_model("llama"), replace(SETTINGS, block_size=24), lambda: None)
+
+
 def test_a_length_that_the_model_does_not_have(prepared_model: Prepared) -> None:
     with pytest.raises(ModelError, match="knows 512 positions; --max-model-len 513 is more"):
         load_engine(prepared_model("llama"), replace(SETTINGS, max_model_len=513), lambda: None)
