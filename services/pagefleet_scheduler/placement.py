@@ -65,12 +65,13 @@ class Placement:
         """
         for planner in self.planners:
             planner.cache.pool.settle()
+        queued = router.Queued()
         for sequence in self.waiting:
             if sequence.paused or self.fits_nowhere(sequence):
                 continue
             if sequence.flying or self._finds_its_prefix_soon(sequence):
                 break
-            if not self._admit(sequence, now):
+            if not self._admit(sequence, queued, now):
                 break
 
     def _finds_its_prefix_soon(self, sequence: Sequence) -> bool:
@@ -79,11 +80,12 @@ class Placement:
             planner.computes_prefix_of(sequence) for planner in self.planners
         )
 
-    def _admit(self, sequence: Sequence, now: float) -> bool:
+    def _admit(self, sequence: Sequence, queued: router.Queued, now: float) -> bool:
         planners = self.eligible(sequence)
-        while (chosen := router.choose(sequence, planners)) is None:
+        while (chosen := router.choose(sequence, planners, queued)) is None:
             if not self._preempt_for(sequence, planners):
                 return False
+            queued.clear()
         self.waiting.remove(sequence)
         request = sequence.request
         if request.began is None:
@@ -92,13 +94,14 @@ class Placement:
         if sequence.outputs and sequence.numerics not in (None, chosen.worker.numerics):
             self.class_changes += 1
         chosen.admit(sequence)
+        queued.admitted(sequence, chosen)
         return True
 
     def eligible(self, sequence: Sequence) -> list[Planner]:
-        """Workers that compute the same bits as the one where it began, or all if there is none."""
-        return [
-            planner for planner in self.planners if planner.worker.numerics == sequence.numerics
-        ] or self.planners
+        """Workers that can hold it to its end; if any of them computes its bits, only these."""
+        able = [planner for planner in self.planners if planner.fits(sequence)]
+        same = [planner for planner in able if planner.worker.numerics == sequence.numerics]
+        return same or able
 
     def _preempt_for(self, sequence: Sequence, planners: Iterable[Planner]) -> bool:
         for planner in planners:

@@ -103,11 +103,7 @@ class Planner:
 
     def can_admit(self, sequence: Sequence) -> bool:
         """Whether there are a slot and blocks for all that the sequence has, with some to spare."""
-        return (
-            self.has_slot
-            and self.fits(sequence)
-            and self.wanted(sequence) <= self.cache.pool.available
-        )
+        return self.has_slot and self.wanted(sequence) <= self.cache.pool.available
 
     @property
     def has_slot(self) -> bool:

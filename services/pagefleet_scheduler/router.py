@@ -13,7 +13,22 @@ cache from what no other worker has. Measured by `benchmarks/routing.py` with 1,
 """
 
 
-def choose(sequence: Sequence, planners: Iterable[Planner]) -> Planner | None:
+class Queued(dict[Planner, int]):
+    """Tokens that the running sequences of each worker have still to feed, counted when asked for.
+
+    Good for as long as no result and no plan comes in between; who admits and preempts says so.
+    """
+
+    def __missing__(self, planner: Planner) -> int:
+        count = self[planner] = sum(_queued(running) for running in planner.running)
+        return count
+
+    def admitted(self, sequence: Sequence, planner: Planner) -> None:
+        """One more runs there."""
+        self[planner] += _queued(sequence)
+
+
+def choose(sequence: Sequence, planners: Iterable[Planner], queued: Queued) -> Planner | None:
     """The best of those that can run the sequence now; None if none can.
 
     Cost is in tokens: what the worker's running sequences still have to feed, and, weighted, the
@@ -21,10 +36,13 @@ def choose(sequence: Sequence, planners: Iterable[Planner]) -> Planner | None:
     computed least so far, so that idle ones fill their caches alike.
     """
     able = [planner for planner in planners if planner.can_admit(sequence)]
-    return min(able, key=lambda planner: _cost(sequence, planner), default=None)
+    return min(able, key=lambda planner: _cost(sequence, planner, queued[planner]), default=None)
 
 
-def _cost(sequence: Sequence, planner: Planner) -> tuple[int, int]:
-    queued = sum(max(running.pending, 1) for running in planner.running)
+def _cost(sequence: Sequence, planner: Planner, queued: int) -> tuple[int, int]:
     misses = len(sequence.tokens) - planner.cache.found(sequence)
     return queued + MISS * misses, planner.prefix_queries - planner.prefix_hits
+
+
+def _queued(running: Sequence) -> int:
+    return max(running.pending, 1)

@@ -242,6 +242,19 @@ def test_a_stream_stays_with_workers_that_compute_the_same_bits(cell: Cell) -> N
     assert any(list(unpack_ints(plan.tokens))[-1] == 50 for plan in cell.plans(b"other"))
 
 
+def test_a_stream_leaves_its_class_when_no_worker_of_it_is_large_enough(cell: Cell) -> None:
+    """Or it would wait at the head of the queue for ever, and everybody behind it."""
+    cell.join(b"large")
+    cell.submit(prompt=40, max_tokens=4)
+    cell.answer(cell.plans(b"large")[0], 50, peer=b"large")
+    cell.join(b"small", blocks=4)
+    cell.join(b"other", numerics="another class")
+    cell.events(Lost(b"large"))
+    assert list(unpack_ints(cell.plans(b"other")[0].tokens))[-1] == 50
+    cell.submit("next")
+    assert len(cell.plans(b"small")) + len(cell.plans(b"other")) > 2
+
+
 def test_its_own_absence_is_not_the_silence_of_others(cell: Cell) -> None:
     cell.join()
     cell.submit()

@@ -49,7 +49,7 @@ def compute(worker: Planner, tokens: "array[int]") -> None:
 def test_the_one_that_has_the_least_to_feed() -> None:
     busy, idle = planner(), planner()
     busy.admit(sequence(prompt(10)))
-    assert router.choose(sequence(prompt(30)), [busy, idle]) is idle
+    assert router.choose(sequence(prompt(30)), [busy, idle], router.Queued()) is idle
 
 
 def test_a_cached_prefix_is_worth_a_longer_queue_but_not_any() -> None:
@@ -58,9 +58,9 @@ def test_a_cached_prefix_is_worth_a_longer_queue_but_not_any() -> None:
     compute(cached, tokens)
     worth = router.MISS * 40
     cached.admit(sequence(prompt(worth - 1)))
-    assert router.choose(sequence(tokens), [idle, cached]) is cached
+    assert router.choose(sequence(tokens), [idle, cached], router.Queued()) is cached
     cached.admit(sequence(prompt(2)))
-    assert router.choose(sequence(tokens), [idle, cached]) is idle
+    assert router.choose(sequence(tokens), [idle, cached], router.Queued()) is idle
 
 
 def test_one_without_room_is_passed_over() -> None:
@@ -68,5 +68,16 @@ def test_one_without_room_is_passed_over() -> None:
     tokens = prompt(41)
     compute(full, tokens)
     full.admit(sequence(prompt(1)))
-    assert router.choose(sequence(tokens), [full, idle]) is idle
-    assert router.choose(sequence(tokens), [full]) is None
+    assert router.choose(sequence(tokens), [full, idle], router.Queued()) is idle
+    assert router.choose(sequence(tokens), [full], router.Queued()) is None
+
+
+def test_what_is_admitted_is_counted_at_once() -> None:
+    worker, queued = planner(), router.Queued()
+    for length in (30, 1, 17):
+        arrived = sequence(prompt(length))
+        assert router.choose(arrived, [worker], queued) is worker
+        worker.admit(arrived)
+        queued.admitted(arrived, worker)
+        assert queued == {worker: router.Queued()[worker]}
+    assert queued == {worker: 48}
