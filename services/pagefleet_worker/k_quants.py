@@ -1,0 +1,62 @@
+"""GGUF's K-quants as torch computes them: on all threads, a few operations for many blocks.
+
+A block holds 256 weights (ggml, ggml-common.h: `block_q4_K`, `block_q6_K`; ggml-quants.c:
+`dequantize_row_q4_K`, `dequantize_row_q6_K`). Its groups have small integer scales, and these
+share a float16 of the block:
+
+    Q4_K    float16 d, float16 m, 8 scales and 8 minimums of 6 bits, 256 numbers of 4 bits
+            weight = (d * scale) * number - (m * minimum)           8 groups of 32
+    Q6_K    256 numbers of 6 bits (4 low, then 2 high), 16 scales int8, float16 d
+            weight = (d * scale) * (number - 32)                    16 groups of 16
+
+The order of the operations is that of ggml and of the `gguf` package, so that bits are theirs.
+"""
+
+import torch
+from torch import Tensor
+
+_Q4_K_BYTES = 144
+_Q6_K_BYTES = 210
+
+
+def dequantize_q4_k(rows: Tensor) -> Tensor:
+    """uint8 [rows, whole blocks] as float32 [rows, weights]."""
+    blocks = rows.view(-1, _Q4_K_BYTES)
+    factors = blocks[:, :4].contiguous().view(torch.float16).float()
+    scales, minimums = _six_bits(blocks[:, 4:16])
+    numbers = blocks[:, 16:].reshape(-1, 4, 1, 32)
+    numbers = torch.cat((numbers & 15, numbers >> 4), dim=2).view(-1, 8, 32)
+    weights = numbers * (factors[:, :1] * scales).unsqueeze(-1)
+    weights -= (factors[:, 1:] * minimums).unsqueeze(-1)
+    return weights.view(len(rows), -1)
+
+
+def dequantize_q6_k(rows: Tensor) -> Tensor:
+    """uint8 [rows, whole blocks] as float32 [rows, weights]."""
+    blocks = rows.view(-1, _Q6_K_BYTES)
+    low = blocks[:, :128].reshape(-1, 2, 1, 64)
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32)
+    scales = blocks[:, 192:208].contiguous().view(torch.int8)
+    factors = blocks[:, 208:].contiguous().view(torch.float16).float()
+    numbers = torch.cat((low & 15, low >> 4), dim=2).view(-1, 2, 4, 32)
+    numbers |= torch.cat((high << 4, high << 2, high, high >> 2), dim=2) & 0x30
+    numbers -= 32
+    weights = numbers.view(torch.int8).view(-1, 16, 16) * (factors * scales).unsqueeze(-1)
+    return weights.view(len(rows), -1)
+
+
+K_QUANTS = {"Q4_K": dequantize_q4_k, "Q6_K": dequantize_q6_k}
+"""By their names in ggml."""
+
+
+def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """The scales and the minimums in uint8 [blocks, 12]: both uint8 [blocks, 8].
+
+    The first four of each lie in the low bits of the first eight bytes. Of the others the last four
+    bytes have the low four bits, scales below minimums, and the first eight the two high ones.
+    """
+    scales, minimums, both = packed.reshape(-1, 3, 4).unbind(1)
+    return (
+        torch.cat((scales & 63, both & 15 | scales >> 2 & 0x30), dim=-1),
+        torch.cat((minimums & 63, both >> 4 | minimums >> 2 & 0x30), dim=-1),
+    )
