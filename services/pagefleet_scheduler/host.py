@@ -7,7 +7,8 @@ sequence has there. So a preempted sequence finds its blocks again: preemption b
 pays only if it is faster than computing again, which the worker measured at its start.
 
 A plan swaps out first and in later, before its forward pass. So a host block may be read by the
-plan that fills it; one that a plan still to come will read is held until then.
+plan that fills it; one that a plan still to come will read is held until then. One that is taken
+again before the plan that fills it is made, is filled with the later content only.
 """
 
 from collections.abc import Sequence
@@ -26,8 +27,10 @@ class HostTier:
         self.pool.join(device)
         self.moved_out = 0
         self.moved_in = 0
-        self._out: list[int] = []
-        self._in: list[int] = []
+        self._out: dict[int, int] = {}
+        """Device blocks to move out, by the host blocks that they fill."""
+        self._in: dict[int, int] = {}
+        """Host blocks to move in, by the device blocks that they fill."""
 
     def __repr__(self) -> str:
         return f"<HostTier {self.moved_out} moved out, {self.moved_in} in, {self.pool!r}>"
@@ -40,8 +43,7 @@ class HostTier:
         self.pool.adopt(target, entry)
         self.pool.release([target])
         self.pool.settle()
-        self._out += (block, target)
-        self.moved_out += 1
+        self._out[target] = block
 
     def match(self, keys: Sequence[BlockKey], history: History) -> list[int]:
         """The host blocks that go on where the device's hits end."""
@@ -51,27 +53,25 @@ class HostTier:
         """Move host blocks to device blocks that a sequence was given."""
         for source, target in zip(sources, targets, strict=True):
             self.pool.share(source)
-            self._in += (source, target)
-            self.moved_in += 1
+            self._in[target] = source
 
     def cancel(self, table: Sequence[int]) -> None:
         """The device blocks of a table are given back: nothing must be moved there any more."""
-        kept: list[int] = []
-        for source, target in zip(self._in[::2], self._in[1::2], strict=True):
-            if target in table:
-                self.pool.release([source])
-            else:
-                kept += (source, target)
-        self._in = kept
-        self.pool.settle()
+        if self._in:
+            self.pool.release([self._in.pop(block) for block in table if block in self._in])
+            self.pool.settle()
 
     def take_orders(self) -> tuple[list[int], list[int]]:
         """Pairs to swap out (device, host) and in (host, device), for a plan that is made now."""
-        orders, self._out, self._in = (self._out, self._in), [], []
-        self.pool.release(orders[1][::2])
+        out = [block for host, device in self._out.items() for block in (device, host)]
+        into = [block for device, host in self._in.items() for block in (host, device)]
+        self.moved_out += len(self._out)
+        self.moved_in += len(self._in)
+        self.pool.release(into[::2])
         self.pool.settle()
-        return orders
+        self._out, self._in = {}, {}
+        return out, into
 
     def check(self) -> None:
         """Assert the invariants: what is held is what the next plan will read."""
-        self.pool.check([source] for source in self._in[::2])
+        self.pool.check([source] for source in self._in.values())
