@@ -208,22 +208,22 @@ class Planner:
         budget = self.worker.max_batched_tokens
         single = sum(pending == 1 for _, pending in able)
         for sequence, pending in able:
+            single -= pending == 1
             if sequence.slot is None:
                 continue
-            single -= pending == 1
             count = min(pending, max(budget - single, 1), budget)
             if count == 0:
                 break
             if self._make_writable(sequence, count, draft, preempted):
                 drafts = _NO_DRAFTS
-                if self.drafts and count == pending and sequence.can_draft:
+                if self.drafts and count == pending and sequence.can_draft and not sequence.ahead:
                     drafts = self._propose(sequence, budget - single - count)
                 draft.add_row(sequence, count, drafts)
                 budget -= count + len(drafts)
 
     def _waits_to_draft(self, sequence: Sequence) -> bool:
         """Whether a sequence repeats itself, so that drafts behind its next token may be right."""
-        return bool(sequence.ahead and propose(sequence.tokens, 1))
+        return bool(sequence.ahead and sequence.can_draft and propose(sequence.tokens, 1))
 
     def _propose(self, sequence: Sequence, budget: int) -> "array[int]":
         """Tokens to feed on trial behind a sequence's last one, in blocks that it has already."""

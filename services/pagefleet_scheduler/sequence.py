@@ -226,9 +226,8 @@ class Sequence:
 
     @property
     def can_draft(self) -> bool:
-        """Whether tokens may be fed on trial behind its last one."""
-        guided = self.request.params.guide is not None
-        return self.ahead == 0 and not guided and not self.waits_for_others
+        """Whether tokens may be fed on trial behind its last one, once that is known."""
+        return self.request.params.guide is None and not self.waits_for_others
 
     @property
     def idles(self) -> bool:

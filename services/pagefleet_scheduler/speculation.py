@@ -1,7 +1,7 @@
 """Drafts without a second model: what followed the last time that the sequence said the same.
 
-The tokens before the next one are sought in all that came before, longest match first; the latest
-place wins, and what followed there, over and over, is fed on trial in the same row (prompt lookup
+The tokens before the next one are sought in what came before, longest match first; the latest place
+wins, and what followed there, over and over, is fed on trial in the same row (prompt lookup
 decoding, Saxena 2023). Every position is sampled with its own u = f(seed, choice, position), and a
 draft stays only if it is what was sampled: the stream is the same with and without drafts.
 """
@@ -11,11 +11,15 @@ from array import array
 LONGEST_MATCH = 4
 SHORTEST_MATCH = 2
 
+LOOKBACK = 8192
+"""Last tokens that are looked through: a step takes no longer for a longer text."""
+
 
 def propose(tokens: "array[int]", count: int) -> "array[int]":
     """`count` tokens that may follow `tokens`; none if nothing like its end came before."""
     if count <= 0:
         return array("i")
+    tokens = tokens[-LOOKBACK:]
     packed = tokens.tobytes()
     size = tokens.itemsize
     for length in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):

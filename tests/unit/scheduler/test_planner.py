@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from pagefleet.params import SamplingParams
+from pagefleet.params import Guide, SamplingParams
 from pagefleet.wire import (
     PROTOCOL,
     SAMPLED,
@@ -22,7 +22,7 @@ from pagefleet_scheduler.sequence import Request, Sequence
 SIZE = 4
 
 
-def planner(blocks: int = 20, slots: int = 8, budget: int = 64, **options: bool) -> Planner:
+def planner(blocks: int = 20, slots: int = 8, budget: int = 64, **options: int) -> Planner:
     hello = WorkerHello(PROTOCOL, "h", 1, 1, "model", "class", SIZE, blocks, slots, 80, budget, 99)
     return Planner(hello, 1, check=True, **options)
 
@@ -33,12 +33,18 @@ class Arrivals:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, prompt: int | list[int], max_tokens: int = 8, choices: int = 1) -> Sequence:
+    def __call__(
+        self,
+        prompt: int | list[int],
+        max_tokens: int = 8,
+        choices: int = 1,
+        guide: Guide | None = None,
+    ) -> Sequence:
         self.count += 1
         tokens = (
             prompt if isinstance(prompt, list) else [self.count * 10 + n for n in range(prompt)]
         )
-        params = SamplingParams(max_tokens=max_tokens, seed=1)
+        params = SamplingParams(max_tokens=max_tokens, seed=1, guide=guide)
         order = (0, float(self.count), self.count)
         request = Request(
             f"r{self.count}", 0, b"g", array("i", tokens), params, b"", order, float(self.count)
@@ -107,6 +113,19 @@ def test_lookahead_feeds_what_is_still_to_be_sampled(arrive: Arrivals) -> None:
     answer(worker, 50)
     third = plan_of(worker)
     assert rows(third) == [(0, 3, 1, 1)]
+
+
+@pytest.mark.parametrize("guide", [None, Guide("start: /.*/")], ids=["free", "guided"])
+def test_who_repeats_itself_and_can_draft_waits_for_its_token(
+    arrive: Arrivals, guide: Guide | None
+) -> None:
+    worker = planner(drafts=2)
+    worker.admit(arrive([7, 7, 7, 7], guide=guide))
+    assert rows(plan_of(worker)) == [(0, 0, 4, 1)]
+    lookahead = plan_of(worker)
+    assert (lookahead is None) == (guide is None)
+    answer(worker, 7)
+    assert rows(lookahead or plan_of(worker)) == [(0, 4, 1, 1) if guide else (0, 4, 3, 3)]
 
 
 def test_nothing_is_fed_after_the_last_token(arrive: Arrivals) -> None:

@@ -5,7 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagefleet_scheduler.speculation import LONGEST_MATCH, SHORTEST_MATCH, propose
+from pagefleet_scheduler.speculation import LONGEST_MATCH, LOOKBACK, SHORTEST_MATCH, propose
 
 
 def plainly(tokens: list[int], count: int) -> list[int]:
@@ -22,6 +22,14 @@ def plainly(tokens: list[int], count: int) -> list[int]:
 @given(st.lists(st.sampled_from([0, 1, 256, 65536, 16777216, 257]), max_size=40), st.integers(1, 5))
 def test_equal_to_the_plain_search(tokens: list[int], count: int) -> None:
     assert list(propose(array("i", tokens), count)) == plainly(tokens, count)
+
+
+def test_what_lies_too_far_back_is_not_found() -> None:
+    near, far = [
+        array("i", [5, 6, *range(10, 10 + count), 5, 6]) for count in (LOOKBACK - 4, LOOKBACK)
+    ]
+    assert list(propose(near, 1)) == [10]
+    assert not propose(far, 1)
 
 
 def test_nothing_is_proposed_without_room_or_repetition() -> None:
