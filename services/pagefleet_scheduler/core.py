@@ -167,9 +167,8 @@ class Scheduler:
         """
         self.placement.check(self.requests)
         self.admission.check()
-        for request in self.requests:
-            assert request.sequences
-            assert request.gateway in self.gateways
+        self.requests.check()
+        assert all(request.gateway in self.gateways for request in self.requests)
 
     @property
     def stalled(self) -> bool:

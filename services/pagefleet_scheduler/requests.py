@@ -6,6 +6,7 @@ with one beam, from the prompt, and answers all its choices when it ends.
 """
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from pagefleet.wire import ChoiceState, Finish, Logprobs, Reason, unpack_ints
@@ -25,6 +26,8 @@ class Requests:
         self._placement = placement
         self._outbox = outbox
         self._open: dict[str, Request] = {}
+        self._of: defaultdict[bytes, dict[str, Request]] = defaultdict(dict)
+        """The same by their gateways, which ask five times a second."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -38,7 +41,16 @@ class Requests:
 
     def of(self, gateway: bytes) -> list[Request]:
         """The requests that a gateway has open."""
-        return [request for request in self._open.values() if request.gateway == gateway]
+        return list(self._of.get(gateway, {}).values())
+
+    def check(self) -> None:
+        """Assert the invariants: all can go on, and each is listed once, with its gateway."""
+        assert all(request.sequences for request in self)
+        assert all(self._of.values())
+        listed = [(gateway, each) for gateway, held in self._of.items() for each in held.values()]
+        assert all(request.gateway == gateway for gateway, request in listed)
+        assert {id(request) for _, request in listed} == {id(request) for request in self}
+        assert len(listed) == len(self)
 
     # --- their beginning and their end ----------------------------------------------------------
 
@@ -49,7 +61,7 @@ class Requests:
 
         `known` are sequences, each of one choice, that its gateway has received nothing of.
         """
-        self._open[request.id] = request
+        self._add(request)
         wanted = {choice.index: choice for choice in choices if not choice.finished}
         if request.params.beam_width:
             self._begin_search(request, choices)
@@ -62,10 +74,10 @@ class Requests:
 
     def hand_over(self, request: Request, to: Request, choices: set[int]) -> None:
         """Let an open request go on as another, whose gateway has nothing of it and wants these."""
-        del self._open[request.id]
+        self._remove(request)
         request.id, request.attempt, request.gateway = to.id, to.attempt, to.gateway
         request.window, request.deadline = to.window, to.deadline
-        self._open[request.id] = request
+        self._add(request)
         if request.search is None:
             for choice, sequence in (request.finished | request.sequences).items():
                 self._send_whole(request, sequence, choice)
@@ -170,7 +182,15 @@ class Requests:
 
     def _end_if_finished(self, request: Request) -> None:
         if not request.sequences and self._open.get(request.id) is request:
-            del self._open[request.id]
+            self._remove(request)
+
+    def _add(self, request: Request) -> None:
+        self._open[request.id] = self._of[request.gateway][request.id] = request
+
+    def _remove(self, request: Request) -> None:
+        del self._open[request.id], self._of[request.gateway][request.id]
+        if not self._of[request.gateway]:
+            del self._of[request.gateway]
 
     # --- what steps give ------------------------------------------------------------------------
 
