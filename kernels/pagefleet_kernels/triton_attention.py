@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagefleet_kernels.triton_jit import INTERPRETED, jit
+from pagefleet_kernels.triton_jit import INTERPRETED, jit, jit_once_for
 from pagefleet_kernels.triton_online_softmax import attend, merge
 from pagefleet_kernels.triton_tiling import Chip, Tiling, chip_of, choose_tiling, matrix_side
 
@@ -57,7 +57,7 @@ def _split_of(
     return tl.maximum(split, tl.cdiv(tl.cdiv(context, splits), KEYS) * KEYS)
 
 
-@jit
+@jit_once_for("rows", "table_stride")
 def _attention_kernel(
     query: tl.tensor,
     key_cache: tl.tensor,
@@ -185,7 +185,7 @@ def _attention_kernel(
         tl.store(output + answers[:, None] * HEAD_SIZE + dims[None, :], result, mask=mask)
 
 
-@jit
+@jit_once_for("rows", "splits")
 def _merge_kernel(
     split_sums: tl.tensor,
     split_stats: tl.tensor,
@@ -321,7 +321,7 @@ def attention(
         CAPPED=softcap > 0,
         SLOPED=slopes is not None,
         CONCURRENT=concurrent,
-        SERIAL=not concurrent and width * block_size > tiling.split,
+        SERIAL=not concurrent and (invariant or width * block_size > tiling.split),
         DOT_TYPE=_dot_type(query.dtype, key_cache.dtype),
         NATIVE=chip.converts_fp8,
         num_warps=tiling.warps,

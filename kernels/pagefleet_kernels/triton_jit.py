@@ -14,6 +14,17 @@ jit: Callable[[Callable[..., Any]], Any] = triton.jit
 """Compiles a function on its first launch, `kernel[grid](arguments)`."""
 
 
+def jit_once_for(*arguments: str) -> Callable[[Callable[..., Any]], Any]:
+    """`jit` of a kernel that is the same whatever these arguments are.
+
+    Others are compiled again for integers that are 1 or multiples of 16, and for pointers that are
+    aligned to 16 bytes. What changes from step to step would bring each kind in the midst of
+    serving, and a compilation takes seconds.
+    """
+    jitted: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=arguments)
+    return jitted
+
+
 def source_digest() -> str:
     """What tells these kernels from those of another version, compiler included."""
     digest = hashlib.sha256(triton.__version__.encode())

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagefleet_kernels.triton_jit import INTERPRETED, jit
+from pagefleet_kernels.triton_jit import INTERPRETED, jit_once_for
 from pagefleet_kernels.triton_tiling import Chip, chip_of
 
 _ROWS = 64
@@ -21,7 +21,7 @@ _LEAST_TILES = 128
 """Along the outputs: narrower tiles for few outputs, so that one tile of rows fills a chip."""
 
 
-@jit
+@jit_once_for("rows")
 def _product_kernel(
     values: tl.tensor,
     weight: tl.tensor,

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagefleet_kernels.triton_jit import jit
+from pagefleet_kernels.triton_jit import jit, jit_once_for
 
 _TILE = 2048
 _GREEDY = tl.constexpr(1e-5)
@@ -148,7 +148,7 @@ def _best_of(
     return top, tl.where(usable, best, -1), tl.sum(masses)
 
 
-@jit
+@jit_once_for("rows", "temperatures", "top_k", "top_p", "min_p", "seeds", "choices", "positions")
 def _sample_kernel(
     logits: tl.tensor,
     rows: tl.tensor,
