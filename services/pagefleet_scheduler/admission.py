@@ -56,7 +56,9 @@ class Admission:
             return
         full = self._placement.waiting.is_full_for(submit.tenant, self.room)
         self._requests.begin(request, submit.choices)
-        if full and submit.attempt <= 1:
+        if submit.attempt > 1:
+            return  # it was taken in before, perhaps by another scheduler, with other workers
+        if full:
             text = "Too many requests wait already."
             self._requests.refuse(request, Reason.OVERLOADED, text)
         elif self.fits_nowhere(request):

@@ -42,7 +42,7 @@ class Workers:
         self.progressed = 0.0
         """When something was last computed, or there began to be something to compute."""
         self.left = 0.0
-        """When one was last lost."""
+        """When one was last lost, or this scheduler began: until then nobody lacked one."""
         self._epoch = epoch
         self._make_planner = make_planner
         self._placement = placement
@@ -153,6 +153,7 @@ class Workers:
     def excuse(self, seconds: float) -> None:
         """For so long the scheduler was stopped and could hear nobody."""
         self.progressed += seconds
+        self.left += seconds
         for worker in self:
             worker.excuse(seconds)
 

@@ -71,7 +71,7 @@ class Cell:
     ) -> list[Message]:
         attempt = fields.pop("attempt", 0)
         states = fields.pop("states", [ChoiceState(index) for index in range(choices)])
-        limits = {name: fields.pop(name) for name in ("left", "window") if name in fields}
+        limits = {name: fields.pop(name) for name in ("left", "window", "age") if name in fields}
         params = SamplingParams(**({"max_tokens": 3, "seed": 1} | fields))  # type: ignore[arg-type]
         ids = pack_ints(range(prompt))
         return self.tell(b"g", Submit(request, attempt, ids, params, states, **limits))  # type: ignore[arg-type]
@@ -136,12 +136,32 @@ def test_requests_wait_for_a_worker_but_not_for_ever(cell: Cell) -> None:
     assert len(cell.plans()) == 2
     other = Cell()
     other.submit()
-    for _ in range(20):
-        other.now += 1.9
+    for _ in range(80):
+        other.now += 0.4
         other.tell(b"g", GatewayHello(PROTOCOL))
-    rejected = [m for _, m in other.sent if isinstance(m, Rejected)]
+        rejected = [m for _, m in other.sent if isinstance(m, Rejected)]
+        assert not rejected or other.now > 129.9
     assert [m.reason for m in rejected] == [Reason.NO_WORKER]
     assert not other.scheduler.requests
+
+
+def test_an_old_stream_gives_a_new_scheduler_s_workers_time_to_join(cell: Cell) -> None:
+    states = [ChoiceState(0, pack_ints([50, 51]))]
+    assert cell.submit(states=states, attempt=2, age=300.0) == []
+    cell.now += 1.9
+    assert not [m for m in cell.tell(b"g", GatewayHello(PROTOCOL)) if isinstance(m, Rejected)]
+    cell.join()
+    assert list(unpack_ints(cell.plans()[0].tokens))[-2:] == [50, 51]
+
+
+def test_what_is_handed_in_again_waits_for_a_worker_that_can_hold_it(cell: Cell) -> None:
+    """The scheduler is new, and the smaller worker was the first to join."""
+    cell.join(b"small", blocks=4)
+    assert cell.submit(prompt=40, attempt=2, age=300.0) == []
+    cell.now += 1.9
+    cell.tell(b"g", GatewayHello(PROTOCOL))
+    cell.join(b"large")
+    assert len(cell.plans(b"large")) == 2
 
 
 def test_what_can_never_fit_is_refused_at_once(cell: Cell) -> None:
