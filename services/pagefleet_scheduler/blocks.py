@@ -106,6 +106,11 @@ class BlockPool:
         return len(self._cached)
 
     @property
+    def cached_blocks(self) -> list[int]:
+        """These, in the order in which they are taken."""
+        return list(self._cached)
+
+    @property
     def held(self) -> int:
         """Blocks that some table refers to."""
         return self.blocks - self.available - self.settling

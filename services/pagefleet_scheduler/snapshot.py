@@ -69,10 +69,12 @@ def _memory(number: int, planner: Planner, with_map: bool) -> WorkerMemory:
 
 def _map(planner: Planner, references: Mapping[int, int]) -> bytes:
     pool = planner.cache.pool
-    return bytes(
-        CACHED_BLOCK if pool.idle([block]) else min(references.get(block, 0), CACHED_BLOCK - 1)
-        for block in range(pool.blocks)
-    )
+    blocks = bytearray(pool.blocks)
+    for block, tables in references.items():
+        blocks[block] = min(tables, CACHED_BLOCK - 1)
+    for block in pool.cached_blocks:
+        blocks[block] = CACHED_BLOCK
+    return bytes(blocks)
 
 
 def _waiting(placement: Placement, now: float) -> Iterable[WaitingSequence]:
