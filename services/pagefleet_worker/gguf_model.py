@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader
 
 from pagefleet.manifest import Weights
+from pagefleet_worker.gguf_file import GgufTensor, read_gguf
 from pagefleet_worker.gguf_tokenizer import gguf_tokenizer
 from pagefleet_worker.model_files import ModelError, ModelFiles
 
@@ -25,13 +25,8 @@ _END_OF_TURN_KEYS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id
 
 def gguf_model(path: Path, name: str) -> ModelFiles:
     """The model in the GGUF file `path`; a ModelError names what in it cannot be served."""
-    try:
-        reader = GGUFReader(path)
-    except ValueError as error:
-        raise ModelError(f"{path} is no GGUF file that can be read: {error}.") from error
-    metadata = {key: field.contents() for key, field in reader.fields.items()}
-    shapes = {tensor.name: tuple(map(int, tensor.shape)) for tensor in reader.tensors}
-    factors = next((t.data for t in reader.tensors if t.name == "rope_freqs.weight"), None)
+    file = read_gguf(path)
+    metadata = file.metadata
     tokens = metadata.get("tokenizer.ggml.tokens", [])
     named = {
         f"{role}_token": tokens[metadata[key]]
@@ -40,7 +35,7 @@ def gguf_model(path: Path, name: str) -> ModelFiles:
     }
     return ModelFiles(
         name=name,
-        config=_config(metadata, shapes, factors),
+        config=_config(metadata, file.tensors),
         tokenizer=gguf_tokenizer(metadata),
         weights=Weights("gguf", (str(path.resolve()),)),
         special_tokens=named,
@@ -49,9 +44,7 @@ def gguf_model(path: Path, name: str) -> ModelFiles:
     )
 
 
-def _config(
-    metadata: dict[str, Any], shapes: dict[str, tuple[int, ...]], rope_factors: Any
-) -> dict[str, Any]:
+def _config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[str, Any]:
     architecture = metadata.get("general.architecture")
     if architecture not in _MODEL_CLASSES:
         raise ModelError(
@@ -80,9 +73,9 @@ def _config(
         "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": value("context_length"),
         "rope_theta": value("rope.freq_base", 10000.0),
-        "tie_word_embeddings": "output.weight" not in shapes,
-        "attention_bias": "blk.0.attn_q.bias" in shapes,
-        "vocab_size": shapes["token_embd.weight"][1],
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "vocab_size": tensors["token_embd.weight"].shape[0],
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
     }
@@ -90,8 +83,8 @@ def _config(
         config["sliding_window"] = value("attention.sliding_window")
     scaling = (
         _metadata_rope_scaling(architecture, metadata)
-        if rope_factors is None
-        else _llama3_rope_scaling(rope_factors, config)
+        if (factors := tensors.get("rope_freqs.weight")) is None
+        else _llama3_rope_scaling(factors.data, config)
     )
     if scaling is not None:
         config["rope_scaling"] = scaling
