@@ -200,13 +200,14 @@ def attention_case(
     sloped: bool = False,
     eight_bits: bool = False,
     block_size: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
     **options: Any,
 ) -> Callable[[Chip], object]:
     """A launch of attention over rows of up to 16,384 positions."""
 
     def run(chip: Chip) -> object:
-        query = _empty(tokens, heads, head_size)
-        kept = torch.uint8 if eight_bits else torch.bfloat16
+        query = _empty(tokens, heads, head_size, dtype=dtype)
+        kept = torch.uint8 if eight_bits else dtype
         cache = _empty(4096, kv_heads, block_size, head_size, dtype=kept)
         tables = _empty(rows, 16384 // block_size, dtype=torch.int32)
         starts, offsets = (_empty(n, dtype=torch.int32) for n in (rows, rows + 1))
@@ -283,6 +284,7 @@ CASES: dict[str, Callable[[Chip], object]] = {
     "Gemma 2 prefill, invariant": attention_case(8192, 3, 16, 8, 256, invariant=True),
     "ALiBi decode": attention_case(64, 64, 32, 32, 80, sloped=True, block_size=64),
     "ALiBi prefill": attention_case(2048, 3, 32, 32, 96, sloped=True),
+    "float32 prefill": attention_case(2048, 3, 32, 8, 64, dtype=torch.float32),
     "8B writes": _write_case(32, 8, 128),
     "80-wide writes": _write_case(32, 32, 80),
     "8B layers": _elementwise_case(4096, 14336),

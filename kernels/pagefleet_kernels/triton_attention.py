@@ -100,7 +100,7 @@ def _attention_kernel(
     `split_sums` [T, H, splits, D] and (maximum, total weight) to `split_stats` [T, H, splits, 2].
     """
     TOKENS: tl.constexpr = QUERIES // GROUP
-    tile = tl.program_id(0)
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # a row's last tile sees the most keys
     kv_head = tl.program_id(1)
     row = _find_row(offsets, rows, tile, TOKENS, 1)
     row_begin = tl.load(offsets + row)

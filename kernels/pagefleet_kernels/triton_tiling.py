@@ -13,6 +13,12 @@ import triton
 from torch import Tensor
 
 _PROGRAMS_PER_PROCESSOR = 8
+"""That fill a chip with the smallest query tiles, of which a processor runs a few at once."""
+
+_LARGE_PROGRAMS_PER_PROCESSOR = 2
+"""With the largest ones. More splits would cost more than they gain: partial sums of 128 rows that
+go to memory and back take as long as the work on 256 keys."""
+
 _SMALLEST_SPLIT = 256
 _MOST_SPLITS = 64
 _INVARIANT_SPLIT = 1024
@@ -65,7 +71,10 @@ def chip_of(device: torch.device) -> Chip:
         return Chip(properties.multi_processor_count, warpgroup_matrices=False, stages=2)
     capability = (properties.major, properties.minor)
     return Chip(
-        properties.multi_processor_count, capability >= (9, 0), 5, converts_fp8=capability >= (8, 9)
+        properties.multi_processor_count,
+        warpgroup_matrices=9 <= properties.major < 12,  # the chips of workstations have none
+        stages=5,
+        converts_fp8=capability >= (8, 9),
     )
 
 
@@ -80,31 +89,35 @@ def choose_tiling(
     """The tiling for a launch of `triton_attention.attention` with arguments of these shapes.
 
     As many tokens as rows are taken for a decode step: the smallest query tile then does the least
-    work for the keys it reads. A batch with few query tiles is split over the context until the
-    chip is full. An invariant tiling differs between the shapes of one model in `splits` only, on
-    which no bit depends: it is one, or enough for every split of a fixed size.
+    work for the keys it reads. It serves float32 always, whose products no matrix unit computes: a
+    larger one spills. A batch with few query tiles is split over the context until the chip is
+    full. An invariant tiling differs between the shapes of one model in `splits` only, on which no
+    bit depends: it is one, or enough for every split of a fixed size.
     """
     heads, head_size = query.shape[1:]
     kv_heads, block_size = key_cache.shape[1:3]
     rows, width = tables.shape[0], tables.shape[1] * block_size
     group = heads // kv_heads
     small = matrix_side(head_size) * key_cache.element_size() <= 256
-    wide = small and chip.warpgroup_matrices
+    exact = query.dtype is torch.float32
+    wide = small and chip.warpgroup_matrices and not exact
     roomy = small and key_cache.itemsize > 1  # to decode numbers of 8 bits takes registers
+    full = _LARGE_PROGRAMS_PER_PROCESSOR * chip.processors
     if invariant:
         queries, keys, warps, stages = 64 if small else 32, 64 if wide else 32, 8, 3
-    elif query.shape[0] <= rows:
+    elif exact or query.shape[0] <= rows:
         queries, keys, warps, stages = 16, 64 if roomy else 32, 4 if small else 8, 5
+        full = _PROGRAMS_PER_PROCESSOR * chip.processors
     elif wide:
         queries, keys, warps, stages = 128, 64, 8, 3
     else:
         queries, keys, warps, stages = 64, 32, 4 if roomy else 8, 3
     queries = max(queries, matrix_side(group))
     programs = kv_heads * (query.shape[0] // (queries // group) + rows)
-    wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * chip.processors, programs)
+    wanted = triton.cdiv(full, programs)
     if invariant:
         split = _INVARIANT_SPLIT
-        splits = triton.cdiv(width, split) if wanted >= 4 else 1
+        splits = triton.cdiv(width, split) if wanted > 1 else 1
     else:
         splits = min(wanted, triton.cdiv(width, _SMALLEST_SPLIT), _MOST_SPLITS)
         split = _SMALLEST_SPLIT if splits > 1 else triton.cdiv(width, keys) * keys

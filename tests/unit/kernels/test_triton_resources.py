@@ -28,18 +28,23 @@ def check_report(target: str, case: str) -> None:
     print(finished.stdout)
     assert finished.returncode == 0, finished.stderr
     lines = [line for line in finished.stdout.splitlines() if target in line]
-    assert len(lines) > 1
+    assert lines
     for line in lines:
         kernel, spills, shared, matrix = (line.split(" | ")[column] for column in (1, 5, 6, 7))
         assert spills == "0", line
         assert int(shared) <= MACHINES[target].shared_limit, line
-        assert (matrix != "- |") == (kernel in ("attention_kernel", "product_kernel")), line
+        if "float32" not in line:
+            assert (matrix != "- |") == (kernel in ("attention_kernel", "product_kernel")), line
         if line.startswith("| 8B prefill | attention_kernel"):
             assert matrix == f"{MACHINES[target].matrix_instructions[0]} |"
 
 
 def test_decode_fits_a_hopper_chip():
     check_report("cuda:90", "135M decode")
+
+
+def test_float32_fits_it_too():
+    check_report("cuda:90", "float32 prefill")
 
 
 @pytest.mark.slow
