@@ -150,6 +150,11 @@ class Placement:
         assert placed == {id(each) for request in requests for each in request.sequences.values()}
         self.waiting.check()
         assert all(each.slot is None and not each.table for each in self.waiting)
+        assert all(
+            self._planner_of(each) is planner
+            for planner in self.planners
+            for each in planner.running
+        )
 
     def _planner_of(self, sequence: Sequence) -> Planner:
-        return next(planner for planner in self.planners if sequence in planner.running)
+        return next(planner for planner in self.planners if planner.epoch == sequence.epoch)

@@ -127,7 +127,7 @@ class Planner:
         """
         found = self.cache.begin(sequence)
         sequence.ordered = sequence.computed = found
-        sequence.slot = self._slots.take()
+        sequence.epoch, sequence.slot = self.epoch, self._slots.take()
         sequence.candidates = None
         sequence.numerics = self.worker.numerics
         sequence.protected = sequence.run > 0

@@ -138,6 +138,8 @@ class Sequence:
     table: "array[int]" = field(default_factory=lambda: array("i"))
     checksum: int = 0
     """Of the table."""
+    epoch: int = 0
+    """Of the worker that runs it, or ran it last."""
     slot: int | None = None
     """At the worker that runs it."""
     opened: bool = False
@@ -276,6 +278,7 @@ class Sequence:
             sent=self.sent,
             ordered=self.ordered,
             computed=self.computed,
+            epoch=self.epoch,
             table=self.table[:],
             checksum=self.checksum,
             opened=self.opened,

@@ -62,6 +62,16 @@ def test_freed_blocks_settle_before_they_are_handed_out() -> None:
     assert (pool.available, pool.cached) == (2, 2)
 
 
+def test_a_block_that_is_hit_before_it_settles_is_held_again() -> None:
+    pool = BlockPool(4, SIZE)
+    pool.release(table := fill(pool, b"", list(range(12))))
+    again = fill(pool, b"", list(range(8)))
+    assert (again, pool.settling) == (table[:2], 1)
+    pool.check([again])
+    pool.settle()
+    pool.check([again])
+
+
 def test_the_tail_of_the_least_recently_used_goes_first() -> None:
     pool = BlockPool(6, SIZE)
     old = fill(pool, b"", list(range(12)))
