@@ -1,7 +1,7 @@
 """`pagefleet chat`: talk to a running cell from a terminal.
 
 Ctrl-C ends an answer, Ctrl-D the talk. Standard input may also be a pipe: a line is a question. An
-answer goes on if its gateway dies (conversation.py).
+answer goes on if its gateway dies. Where keys are asked for, PAGEFLEET_API_KEY has to be one.
 """
 
 import argparse
@@ -10,13 +10,14 @@ import readline  # noqa: F401 (input() then edits lines, and remembers them)
 import sys
 from collections.abc import Sequence
 
+from pagefleet_launcher.asking import DEFAULT_URL, gateway_url
 from pagefleet_launcher.conversation import Chat, ChatError, Message, first_model
 
 
 def main(argv: Sequence[str]) -> int:
     """Talk, and give the status to exit with."""
     given = vars(_parser().parse_args(argv))
-    url, system = given.pop("url").rstrip("/"), given.pop("system")
+    url, system = given.pop("url"), given.pop("system")
     options = {name: value for name, value in given.items() if value is not None}
     try:
         chat = Chat(url, options.pop("model", "") or first_model(url), options)
@@ -34,8 +35,8 @@ def _talk(chat: Chat) -> int:
     prompt = "> " if sys.stdin.isatty() else ""
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
-            question = input(prompt)
-            status = int(not _answered(chat, question))
+            if question := input(prompt).strip():
+                status = int(not _answered(chat, question))
     return status
 
 
@@ -59,9 +60,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="pagefleet chat", description=(__doc__ or "").partition("\n\n")[2], allow_abbrev=False
     )
     add = parser.add_argument
-    add("--url", default="http://127.0.0.1:8000", help="of a gateway")
-    add("--model", help="its name; default: the one that is served")
-    add("--system", help="what the model is told before the talk")
-    add("--max-tokens", type=int, help="of an answer")
-    add("--temperature", type=float, help="0 is the likeliest answer")
+    add("--url", type=gateway_url, default=DEFAULT_URL, help="of a gateway (default: %(default)s)")
+    add("--model", help="its name (default: the one that is served)")
+    add("--system", metavar="TEXT", help="what the model is told before the talk")
+    add("--max-tokens", type=int, metavar="N", help="of an answer (default: what fits)")
+    add(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="0 to 2; 0 is the likeliest answer (default: what the model's authors recommend)",
+    )
     return parser

@@ -4,15 +4,14 @@ An answer whose connection breaks goes on where it was: the same request is sent
 of the last event as `Last-Event-ID`, to whatever gateway answers there now.
 """
 
-import http.client
-import os
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
+from http.client import HTTPResponse
 
 import msgspec
+
+from pagefleet_launcher.asking import BROKEN, Detail, Refused, Unanswered, ask
 
 TRIES = 20
 """How often in a row an answer is asked for again that brings nothing new."""
@@ -22,8 +21,6 @@ PAUSE = 0.5
 
 TIMEOUT = 60.0
 """Seconds without a byte after which a connection counts as broken; streams say so if they wait."""
-
-_BROKEN = (OSError, http.client.HTTPException)
 
 UNAVAILABLE = "service_unavailable_error"
 """The type of errors that pass: nobody is there just now, or whoever is there leaves."""
@@ -44,14 +41,9 @@ class _Choice(msgspec.Struct):
     delta: _Delta
 
 
-class _Detail(msgspec.Struct):
-    message: str
-    type: str = ""
-
-
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
-    error: _Detail | None = None
+    error: Detail | None = None
 
 
 class _Model(msgspec.Struct):
@@ -121,17 +113,14 @@ class _Stream:
 
     def pieces(self) -> Iterator[str]:
         """The texts of the events that follow, to the end of the answer."""
-        headers = {"Content-Type": "application/json"}
-        if self.last_id:
-            headers["Last-Event-ID"] = self.last_id
-        with _open(f"{self.url}/v1/chat/completions", self.content, headers) as response:
+        with _asked(self.url, "/v1/chat/completions", self.content, self.last_id) as response:
             try:
                 for id, payload in _events(response):
                     if payload == b"[DONE]":
                         return
                     self.last_id = id or self.last_id
                     yield _text(payload)
-            except _BROKEN as error:
+            except BROKEN as error:
                 raise _PassingError(str(error) or "the connection broke") from error
         raise _PassingError("the connection was closed")
 
@@ -155,31 +144,17 @@ def _text(payload: bytes) -> str:
     return "".join(choice.delta.content or "" for choice in event.choices)
 
 
-def _open(
-    url: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
-) -> http.client.HTTPResponse:
-    request = urllib.request.Request(url, content, dict(headers or {}))
-    if key := os.environ.get("PAGEFLEET_API_KEY"):
-        request.add_header("Authorization", f"Bearer {key}")
+def _asked(url: str, path: str, content: bytes | None = None, last_id: str = "") -> HTTPResponse:
+    headers = {"Content-Type": "application/json"} | ({"Last-Event-ID": last_id} if last_id else {})
     try:
-        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise _refusal(error) from error
-    except _BROKEN as error:
+        return ask(url, path, content, headers, TIMEOUT)
+    except Unanswered as error:
         raise _PassingError(str(error)) from error
-    return response
+    except Refused as error:
+        raise _error(error.detail) from error
 
 
-def _refusal(error: urllib.error.HTTPError) -> Exception:
-    try:
-        event = msgspec.json.decode(error.read(), type=_Event)
-    except msgspec.DecodeError:
-        event = _Event()
-    return _error(event.error or _Detail(str(error)))
-
-
-def _error(detail: _Detail) -> Exception:
+def _error(detail: Detail) -> Exception:
     passes = detail.type == UNAVAILABLE
     return _PassingError(detail.message) if passes else ChatError(detail.message)
 
@@ -191,7 +166,9 @@ def first_model(url: str) -> str:
         ChatError: nobody tells.
     """
     try:
-        with _open(f"{url}/v1/models") as response:
+        with _asked(url, "/v1/models") as response:
             return msgspec.json.decode(response.read(), type=_Models).data[0].id
-    except (_PassingError, ValueError, *_BROKEN) as error:
+    except _PassingError as error:
+        raise ChatError(str(error)) from error
+    except (ValueError, IndexError, *BROKEN) as error:
         raise ChatError(f"{url} does not tell what it serves: {error}") from error

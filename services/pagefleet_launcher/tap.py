@@ -38,6 +38,11 @@ def main(argv: Sequence[str]) -> int:
         socket.setsockopt(zmq.SUBSCRIBE, b"")
         try:
             socket.connect(endpoint)
+            print(
+                f"Messages of the cell that was started with --tap-endpoint={endpoint}, until "
+                "Ctrl-C.",
+                file=sys.stderr,
+            )
             while True:
                 direction, side, peer, frame = msgpack.unpackb(socket.recv())
                 content = unsealed(frame)
@@ -48,7 +53,11 @@ def main(argv: Sequence[str]) -> int:
         except KeyboardInterrupt:
             return 0
         except zmq.ZMQError as error:
-            print(f"pagefleet tap: {endpoint}: {error}", file=sys.stderr)
+            print(
+                f"pagefleet tap: {endpoint}: {error}; write what the cell has as --tap-endpoint, "
+                "for example ipc:///tmp/pagefleet-tap",
+                file=sys.stderr,
+            )
             return 1
 
 

@@ -2,19 +2,25 @@
 
 On a terminal it is shown anew every second until Ctrl-C; otherwise once, as plain text. `--blocks`
 adds a map of every pool, a character a block: `.` free, `c` cached, else how many sequences have it
-in their tables (`+`: ten or more).
+in their tables (`+`: ten or more). Where keys are asked for, PAGEFLEET_API_KEY has to be one with
+`admin = true`.
 """
 
 import argparse
-import http.client
-import os
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Sequence
 
 import msgspec
+
+from pagefleet_launcher.asking import (
+    BROKEN,
+    DEFAULT_URL,
+    Refused,
+    Unanswered,
+    ask,
+    gateway_url,
+)
 
 SECONDS = 1.0
 """Between two looks."""
@@ -106,22 +112,23 @@ def main(argv: Sequence[str]) -> int:
             time.sleep(SECONDS)
     except KeyboardInterrupt:
         return 0
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (Refused, Unanswered) as error:
+        print(f"pagefleet top: {error}", file=sys.stderr)
+    except (ValueError, *BROKEN) as error:
         print(f"pagefleet top: {options.url} does not tell: {error}", file=sys.stderr)
-        return 1
+    return 1
 
 
 def fetch(url: str, blocks: bool) -> Memory:
     """Ask a gateway.
 
     Raises:
-        OSError: it cannot be reached, or answers with an error.
-        ValueError: the URL is none, or the answer is not what was asked for.
+        Refused: it answers with an error.
+        Unanswered: it does not answer.
+        ValueError: the answer is not what was asked for.
+        OSError, HTTPException: the answer breaks off.
     """
-    request = urllib.request.Request(f"{url.rstrip('/')}/memory?blocks={str(blocks).lower()}")
-    if key := os.environ.get("PAGEFLEET_API_KEY"):
-        request.add_header("Authorization", f"Bearer {key}")
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with ask(url, f"/memory?blocks={str(blocks).lower()}") as response:
         return msgspec.json.decode(response.read(), type=Memory)
 
 
@@ -178,7 +185,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pagefleet top", description=(__doc__ or "").partition("\n\n")[2], allow_abbrev=False
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of a gateway")
-    parser.add_argument("--blocks", action="store_true", help="draw a map of every pool")
-    parser.add_argument("--rows", type=int, default=20, help="of waiting sequences, at most")
+    add = parser.add_argument
+    add("--url", type=gateway_url, default=DEFAULT_URL, help="of a gateway (default: %(default)s)")
+    add("--blocks", action="store_true", help="draw a map of every pool")
+    add("--rows", type=int, default=20, help="waiting sequences to show, at most (%(default)s)")
     return parser

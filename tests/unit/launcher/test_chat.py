@@ -135,7 +135,7 @@ def test_questions_may_come_through_a_pipe(gateway):
     command = [sys.executable, "-c", program, "chat", "--url", gateway.url, "--system", "Be brief."]
     done = subprocess.run(
         [*command, "--max-tokens=5"],
-        input="first\nsecond\n",
+        input="first\n\nsecond\n",
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -150,4 +150,4 @@ def test_questions_may_come_through_a_pipe(gateway):
 
 def test_nobody_there_is_a_sentence(capsys):
     assert main(["chat", "--url", "http://127.0.0.1:1"]) == 1
-    assert "http://127.0.0.1:1 does not tell what it serves" in capsys.readouterr().err
+    assert "http://127.0.0.1:1 does not answer: nothing listens there" in capsys.readouterr().err

@@ -55,4 +55,6 @@ def test_a_damaged_frame_is_known():
 
 def test_what_is_no_address_is_told_in_a_sentence(capsys):
     assert main(["tap", "nowhere"]) == 1
-    assert "pagefleet tap: nowhere: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "pagefleet tap: nowhere: " in said
+    assert "for example ipc:///tmp/pagefleet-tap" in said
