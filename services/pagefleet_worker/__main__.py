@@ -13,7 +13,7 @@ from pagefleet.prepared import prepared_folder
 from pagefleet.settings import WorkerSettings, parse, refuse
 from pagefleet.transport import EndpointError
 from pagefleet_worker.interface import Engine
-from pagefleet_worker.server import Progress, Server, ShutOutError
+from pagefleet_worker.server import ComputeEndedError, Progress, Server, ShutOutError
 
 log = logging.getLogger("pagefleet_worker")
 
@@ -32,7 +32,7 @@ def main() -> None:
     status = 0
     try:
         server.run()
-    except ShutOutError as error:
+    except (ShutOutError, ComputeEndedError) as error:
         log.error("this worker gives up: %s", error)
         status = 1
     logging.shutdown()

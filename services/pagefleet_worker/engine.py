@@ -33,7 +33,7 @@ from pagefleet_worker.samples import Samples, batch_ends
 from pagefleet_worker.slots import Row, Slots, Step
 from pagefleet_worker.swaps import Swaps
 from pagefleet_worker.team import Team
-from pagefleet_worker.transfer import to_device, use
+from pagefleet_worker.transfer import telling_loss, to_device, use
 
 _PROMPT_PIECE = 64
 """Prompt positions whose logits are held at once."""
@@ -81,9 +81,14 @@ class TorchEngine:
 
         Raises:
             PlanError: the plan contradicts the epoch's history.
+            DeviceLostError: there is no use in going on.
         """
         started = time.perf_counter()
         use(self.pool.device)
+        with telling_loss(self.pool.device):
+            return self._order(plan, started)
+
+    def _order(self, plan: Plan, started: float) -> Pending:
         step = self._slots.apply(plan)
         self._inputs.update(step)
         self.grammars.prepare_all(plan.opens)

@@ -34,6 +34,10 @@ class PlanError(Exception):
     """
 
 
+class DeviceLostError(Exception):
+    """The device computes nothing more in this process: whoever started it starts another."""
+
+
 class Launched(Protocol):
     """A step that is under way on the device."""
 
@@ -42,7 +46,11 @@ class Launched(Protocol):
         ...
 
     def result(self) -> Result:
-        """Wait until the step is done, and say what it gave."""
+        """Wait until the step is done, and say what it gave.
+
+        Raises:
+            DeviceLostError: there is no use in going on.
+        """
         ...
 
 
@@ -63,5 +71,6 @@ class Engine(Protocol):
 
         Raises:
             PlanError: the plan contradicts the epoch's history.
+            DeviceLostError: there is no use in going on.
         """
         ...

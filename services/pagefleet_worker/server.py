@@ -5,7 +5,8 @@ one) owns the socket; it reports the progress that the compute thread makes, so 
 computation is seen although the process answers.
 
 A worker that was shut out and is not let in again, because its computation is stuck or its
-connection is, gives itself up, so that whoever started it starts another.
+connection is, gives itself up, so that whoever started it starts another. So does one whose device
+is lost, and at once: it would fail every step that it is trusted with.
 """
 
 import logging
@@ -38,7 +39,13 @@ from pagefleet.wire import (
     decode_to_worker,
     encode,
 )
-from pagefleet_worker.interface import Engine, EngineFacts, Launched, PlanError
+from pagefleet_worker.interface import (
+    DeviceLostError,
+    Engine,
+    EngineFacts,
+    Launched,
+    PlanError,
+)
 from pagefleet_worker.membership import BEAT_SECONDS, Membership, Reaction
 
 log = logging.getLogger(__name__)
@@ -60,6 +67,10 @@ SHUT_OUT_SECONDS = 10.0
 
 class ShutOutError(Exception):
     """The scheduler fenced this worker, which did not become a member again in time."""
+
+
+class ComputeEndedError(Exception):
+    """The thread that computes has ended."""
 
 
 class Progress:
@@ -103,7 +114,14 @@ class Compute(threading.Thread):
         return answers
 
     def run(self) -> None:
-        """The thread's body."""
+        """The thread's body; it ends with the device, and wakes who waits for its answers."""
+        with self._waker:
+            try:
+                self._work()
+            except DeviceLostError as error:
+                log.error("%s", error)
+
+    def _work(self) -> None:
         while True:
             order = self._next_order()
             if isinstance(order, Plan):
@@ -156,6 +174,8 @@ class Compute(threading.Thread):
             return work(plan)
         except PlanError as error:
             log.error("step %d contradicts the slots: %s", plan.step, error)
+        except DeviceLostError:
+            raise
         except Exception:
             log.exception("step %d failed", plan.step)
         return None
@@ -185,6 +205,7 @@ class Server:
 
         Raises:
             ShutOutError: there is no way back into the cell.
+            ComputeEndedError: there is nobody to do the work.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -195,6 +216,8 @@ class Server:
         while not self._stopping:
             now = time.monotonic()
             self._notifier.beat(now, ready=self._membership.epoch is not None)
+            if not self._compute.is_alive():
+                raise ComputeEndedError("the device is lost")
             self._give_up_if_shut_out(now)
             self._carry_out(self._membership.tick(now, self._progress.count))
             wait = max(0.0, min(self._membership.due - time.monotonic(), BEAT_SECONDS))

@@ -5,13 +5,16 @@ keeps that memory until the copy is done. What comes back of a step comes in one
 behind it. On a CPU there is nothing to move.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+
+from pagefleet_worker.interface import DeviceLostError
 
 
 def to_device(
@@ -38,11 +41,36 @@ def use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+@contextmanager
+def telling_loss(device: torch.device) -> Iterator[None]:
+    """Tell a GPU that is lost from a step that failed: CUDA answers a process for good with the
+    first error of a kernel, while it gets over a lack of memory.
+
+    Raises:
+        DeviceLostError: in the place of an error behind which the device does not answer.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if device.type == "cuda" and not _answers(device):
+            raise DeviceLostError(f"{device} is lost for this process: {error}") from error
+        raise
+
+
+def _answers(device: torch.device) -> bool:
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
+
+
 class Download:
     """Tensors of one device on their way to the host."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = list(tensors)
+        self._device = self._tensors[0].device
         self._event: torch.cuda.Event | None = None
         if any(tensor.is_cuda for tensor in tensors):
             packed = pack(tensors)
@@ -54,12 +82,16 @@ class Download:
 
     def ready(self) -> bool:
         """Whether `tensors` would not wait."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+        if self._event is None:
+            return True
+        with telling_loss(self._device):
+            return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def tensors(self) -> list[Tensor]:
         """Wait for them; they are on the host then."""
         if self._event is not None:
-            self._event.synchronize()
+            with telling_loss(self._device):
+                self._event.synchronize()
         return self._tensors
 
 

@@ -1,13 +1,19 @@
 """The compute thread and a device that is late: plans are launched ahead, and answered in order."""
 
+import multiprocessing
+import os
 import threading
 from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
+import zmq
 
-from pagefleet.wire import Plan, Result
-from pagefleet_worker.interface import EngineFacts, PlanError
-from pagefleet_worker.server import Compute
+from pagefleet.transport import Hub
+from pagefleet.wire import Join, Plan, Result, WorkerHello, decode_from_worker, encode
+from pagefleet_worker.interface import DeviceLostError, EngineFacts, PlanError
+from pagefleet_worker.server import Compute, ComputeEndedError, Progress, Server
 
 FACTS = EngineFacts("model", "class", 16, 8, 4, 64, 64, 100)
 
@@ -146,3 +152,46 @@ def test_an_epoch_begins_when_all_before_it_is_answered(
     device.wait(2, epochs=2)
     device.steps[1].done.set()
     assert answered(compute, 1) == [(0, True)]
+
+
+def test_a_lost_device_ends_the_thread_and_answers_nothing(
+    compute: Compute, device: LateDevice
+) -> None:
+    compute.order(plan(0))
+    compute.order(plan(1))
+    device.wait(2)
+    device.steps[0].error = DeviceLostError("an illegal memory access was encountered")
+    device.steps[0].done.set()
+    compute.join(20)
+    assert not compute.is_alive()
+    with compute.wake:
+        assert not compute.answers()
+
+
+class LostDevice(LateDevice):
+    """No step of it is ever done."""
+
+    def launch(self, plan: Plan) -> Flight:
+        raise DeviceLostError("the GPU has fallen off the bus")
+
+
+def serve_in_vain(endpoint: str) -> None:
+    with suppress(ComputeEndedError):
+        Server(endpoint, LostDevice(), Progress()).run()
+        os._exit(1)
+    os._exit(3)
+
+
+def test_a_worker_without_a_device_gives_itself_up(tmp_path: Path) -> None:
+    endpoint, context = f"ipc://{tmp_path}/workers", zmq.Context[zmq.Socket[bytes]]()
+    worker = multiprocessing.get_context("spawn").Process(target=serve_in_vain, args=(endpoint,))
+    worker.start()
+    with closing(Hub(endpoint, context)) as hub:
+        while worker.is_alive():
+            hub.socket.poll(100)
+            for peer, frame in hub.receive():
+                if isinstance(decode_from_worker(frame), WorkerHello):
+                    hub.send(peer, encode(Join(1)))
+                    hub.send(peer, encode(plan(0)))
+    context.term()
+    assert worker.exitcode == 3

@@ -1,9 +1,18 @@
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagefleet_worker.transfer import Download, all_to_device, pack, to_device, unpack
+from pagefleet_worker.interface import DeviceLostError
+from pagefleet_worker.transfer import (
+    Download,
+    all_to_device,
+    pack,
+    telling_loss,
+    to_device,
+    unpack,
+)
 
 CPU = torch.device("cpu")
 DTYPES = [torch.int64, torch.float32, torch.int32, torch.uint8, torch.float64, torch.bfloat16]
@@ -37,3 +46,23 @@ def test_nothing_moves_on_a_cpu():
     arrays = [np.arange(3), np.ones(2, np.float32)]
     assert [each.dtype for each in all_to_device(arrays, CPU)] == [torch.int64, torch.float32]
     assert to_device([1, 2], CPU, np.int32).dtype == torch.int32
+
+
+def fail(*_):
+    raise RuntimeError("an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(
+    ("device", "synchronize", "told"),
+    [
+        ("cuda", fail, DeviceLostError),
+        ("cuda", lambda _: None, RuntimeError),
+        ("cpu", fail, RuntimeError),
+    ],
+)
+def test_a_device_is_lost_if_it_answers_with_the_error_again(
+    device, synchronize, told, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(told, match="illegal memory access"), telling_loss(torch.device(device)):
+        fail()
