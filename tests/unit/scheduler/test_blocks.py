@@ -173,3 +173,16 @@ def test_a_history_needs_the_very_block_before_it() -> None:
     history: History = pool.index(pool.allocate(), first, root(b""))
     pool.index(pool.allocate(), second, history)
     assert pool.match(b"", [second])[0] == []
+
+
+def test_what_follows_equal_blocks_of_different_histories_is_told_apart() -> None:
+    """Where a digest knows only a block's own tokens, as if all histories collided."""
+    pool = BlockPool(8, SIZE, digest=lambda before, tokens: tokens)
+    first, second = [1] * SIZE, [2] * SIZE
+    common = [3] * SIZE
+    ones = fill(pool, b"", first + common)
+    others = fill(pool, b"", second + common + [4] * SIZE)
+    assert not set(ones) & set(others)
+    hits, _ = pool.match(b"", keys_of(pool, b"", first + common + [4] * SIZE))
+    assert hits == ones[:1]
+    pool.check([ones, others])

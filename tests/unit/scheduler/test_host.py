@@ -28,15 +28,20 @@ class Device:
 
     def cache(self, blocks: int) -> tuple[list[int], list[BlockKey]]:
         """Compute a sequence of full blocks that is like no other, and let it go."""
-        table, keys = [self.pool.allocate() for _ in range(blocks)], list[BlockKey]()
-        digest, history = root(b""), self.pool.match(b"", [])[1]
-        for block in table:
+        table, keys, digest = self.take(blocks), list[BlockKey](), root(b"")
+        for _ in table:
             tokens = pack_ints([next(self._numbers)] * SIZE)
             digest = chain(digest, tokens)
             keys.append(BlockKey(digest, tokens))
-            history = self.pool.index(block, keys[-1], history)
+        self.index(table, keys)
         self.free(table)
         return table, keys
+
+    def index(self, table: list[int], keys: list[BlockKey]) -> None:
+        """Its blocks are computed."""
+        _, history = self.pool.match(b"", [])
+        for block, key in zip(table, keys, strict=True):
+            history = self.pool.index(block, key, history)
 
     def take(self, blocks: int) -> list[int]:
         """Blocks for a sequence that needs so many."""
@@ -80,6 +85,19 @@ def test_a_host_block_is_filled_once_a_plan_by_what_came_last() -> None:
     assert len(out) == 4
     assert device.found(keys) == [filled[block] for block in table[:2]]
     assert device.host.moved_out == 2
+
+
+def test_what_the_host_holds_already_is_not_moved_out_again() -> None:
+    device = Device(blocks=2, host_blocks=4)
+    _, keys = device.cache(2)
+    taken = device.take(2)
+    device.host.bring_back(device.found(keys), taken)
+    device.host.take_orders()
+    device.index(taken, keys)
+    device.free(taken)
+    device.take(2)
+    assert device.host.take_orders() == ([], [])
+    assert device.host.pool.cached == 2
 
 
 def test_what_the_next_plan_reads_stays_until_then() -> None:
