@@ -57,13 +57,26 @@ def load_engine(
         ModelError: the model cannot be served as it is, or not with these settings.
         pagefleet.manifest.ManifestError: the folder is no prepared model.
     """
+    try:
+        return _load_engine(folder, settings, progress)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            "The GPU has too little memory for this model and these settings. Free it from other "
+            "processes, or lower --gpu-memory-utilization or --kv-cache-memory, "
+            f"--max-num-batched-tokens or --max-num-seqs. {error}"
+        ) from error
+
+
+def _load_engine(
+    folder: Path, settings: WorkerSettings, progress: Callable[[], None]
+) -> TorchEngine:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     manifest = Manifest.load(folder)
     config = _load_config(folder, manifest)
     device = _choose_device(settings.device)
     use(device)
-    dtype = _choose_dtype(settings.dtype, config, device)
+    dtype = choose_dtype(settings.dtype, config, device)
     length = _choose_length(settings.max_model_len, manifest.max_model_len)
     kernels = select(device, invariant=settings.batch_invariant)
     if settings.block_size % kernels.block_multiple:
@@ -253,15 +266,17 @@ def _choose_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else device
 
 
-def _choose_dtype(name: str, config: ModelShape, device: torch.device) -> torch.dtype:
-    """What the settings say; else the fastest of a CPU, or what the weights were saved in."""
+def choose_dtype(name: str, config: ModelShape, device: torch.device) -> torch.dtype:
+    """What the settings say; else the fastest of a CPU, or on a GPU the 16 bits that the weights
+    were saved in: float32 is for whoever asks for it, no matrix unit computes it.
+    """
     if name != "auto":
         return _DTYPES[name]
     if device.type == "cpu":
         able = torch.cpu.get_capabilities()
         fast = any(able.get(feature) for feature in ("avx512_bf16", "amx_bf16"))
         return torch.bfloat16 if fast else torch.float32
-    return _DTYPES.get(config.dtype or "float32", torch.float32)
+    return torch.float16 if config.dtype == "float16" else torch.bfloat16
 
 
 def _choose_bits(quantization: str, manifest: Manifest, device: torch.device) -> Sequence[int]:

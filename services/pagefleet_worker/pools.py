@@ -80,7 +80,8 @@ def choose_size(
     if available < block_bytes:
         raise ModelError(
             f"One KV block takes {block_bytes} bytes, but only {max(available, 0)} are there. "
-            "Give more with --kv-cache-memory, or make blocks smaller with --block-size."
+            "Give more with --kv-cache-memory, on a GPU with --gpu-memory-utilization too, or make "
+            "blocks smaller with --block-size."
         )
     return PoolSize(available // block_bytes, block_bytes, why)
 

@@ -1,0 +1,42 @@
+"""What is decided, and what is said, before an engine stands."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagefleet.settings import WorkerSettings
+from pagefleet_worker import loading
+from pagefleet_worker.config import load_config
+from pagefleet_worker.loading import choose_dtype, load_engine
+from pagefleet_worker.model_files import ModelError
+
+
+@pytest.mark.parametrize(
+    ("name", "saved", "chosen"),
+    [
+        ("auto", "float16", torch.float16),
+        ("auto", "bfloat16", torch.bfloat16),
+        ("auto", "float32", torch.bfloat16),
+        ("auto", None, torch.bfloat16),
+        ("float32", "bfloat16", torch.float32),
+    ],
+)
+def test_a_gpu_computes_in_16_bits_unless_told_otherwise(
+    name: str, saved: str | None, chosen: torch.dtype, prepared_model: Callable[[str], Path]
+) -> None:
+    config = replace(load_config(prepared_model("llama")), dtype=saved)
+    assert choose_dtype(name, config, torch.device("cuda")) is chosen
+
+
+def test_a_lack_of_memory_is_told_with_what_to_do(
+    prepared_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 20 GiB.")
+
+    monkeypatch.setattr(loading, "load_weights", fill)
+    with pytest.raises(ModelError, match=r"lower --gpu-memory-utilization.* allocate 20 GiB"):
+        load_engine(prepared_model("llama"), WorkerSettings(device="cpu"), lambda: None)
