@@ -9,50 +9,32 @@ inherits the settings of all services and passes them on (`flags`).
 import argparse
 import dataclasses
 import os
-import re
 import sys
 import tempfile
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from pagefleet.params import MAX_CHOICES, MAX_LOGPROBS
+from pagefleet.setting import (
+    checked,
+    default_of,
+    flag_of,
+    help_of,
+    metavar_of,
+    parse_boolean,
+    parse_size,
+    parse_tensor_parallel_size,
+    setting,
+    variable_of,
+)
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 AUTO = "auto"
 """The model's own."""
 
 _Settings = TypeVar("_Settings", bound="GatewaySettings | SchedulerSettings | WorkerSettings")
-
-
-def parse_size(text: str) -> int:
-    """Bytes from `512MiB`, `0.5GiB`, `4GB` or a plain number.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise ValueError(f"{text!r} is no size; write for example 512MiB or 2GiB")
-    number, prefix, binary = match.groups()
-    power = " kmgt".index(prefix.lower() or " ")
-    return int(float(number) * (1024 if binary or not prefix else 1000) ** power)
-
-
-def parse_tensor_parallel_size(text: str) -> int:
-    """One, the only size there is.
-
-    Raises:
-        ValueError: it is another.
-    """
-    if (size := int(text)) != 1:
-        raise ValueError(
-            f"{size} devices cannot share a model's tensors: a worker computes on one. Leave this "
-            "at 1 and start more workers (pagefleet serve --workers, each with the whole model)"
-        )
-    return size
 
 
 def runtime_folder() -> Path:
@@ -63,31 +45,13 @@ def runtime_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"pagefleet-{os.getuid()}"
 
 
-def setting(
-    default: Any,
-    help: str,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    choices: Sequence[str] | None = None,
-    convert: Callable[[str], Any] | None = None,
-    also: str | None = None,
-) -> Any:
-    """A field with what its flag needs to know."""
-    metadata = {"help": help, "least": least, "most": most, "choices": choices, "convert": convert}
-    metadata["also"] = also
-    if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """What gateways and workers must agree on."""
 
     model: str = setting(
         DEFAULT_MODEL,
-        "a prepared folder, a local folder with safetensors, a .gguf file, a hub id or an alias",
+        f"{DEFAULT_MODEL}, a hub id, a folder with safetensors, a .gguf file or a prepared folder",
     )
     tokenizer: str = setting(
         AUTO, "a folder with a tokenizer, or a tokenizer.json, in place of the model's own (auto)"
@@ -106,7 +70,7 @@ class GatewaySettings(ModelSettings):
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on", least=0, most=65535)
     fd: int | None = setting(None, "a listening socket that was inherited, in place of host, port")
-    served_model_name: str | None = setting(None, "the model's name in the API")
+    served_model_name: str | None = setting(None, "the model's name in the API, if not its own")
     chat_template: str | None = setting(
         None, "a file with a jinja template for chats, in place of the model's own"
     )
@@ -206,8 +170,13 @@ class WorkerSettings(ModelSettings):
     worker_endpoint: str = setting(
         lambda: f"ipc://{runtime_folder()}/workers.sock", "where the scheduler meets workers"
     )
-    engine: str = setting("torch", "what computes", choices=("torch", "echo", "sim"))
-    device: str = setting("auto", "auto, cpu or cuda")
+    engine: str = setting(
+        "torch",
+        "what computes; without weights, for tests: echo answers from a hash of what it reads, sim "
+        "only takes its time",
+        choices=("torch", "echo", "sim"),
+    )
+    device: str = setting("auto", "auto (a GPU where there is one), cpu, cuda or cuda:1")
     dtype: str = setting(
         "auto", "of weights and activations", choices=("auto", "float32", "bfloat16", "float16")
     )
@@ -231,9 +200,13 @@ class WorkerSettings(ModelSettings):
     gpu_memory_utilization: float = setting(
         0.9, "share of a GPU's memory to use", least=0.05, most=1.0
     )
-    num_blocks: int | None = setting(None, "blocks of the KV pool, whatever they take", least=1)
+    num_blocks: int | None = setting(
+        None, "blocks of the KV pool, whatever memory they take", least=1
+    )
     swap_space: int | None = setting(
-        None, "host memory for blocks that leave the pool, for example 1GiB", convert=parse_size
+        None,
+        "host memory for blocks that leave the pool, for example 1GiB; none by default",
+        convert=parse_size,
     )
     max_num_seqs: int = setting(256, "sequences that run at once", least=1)
     kv_cache_dtype: str = setting(
@@ -248,7 +221,9 @@ class WorkerSettings(ModelSettings):
         False, "order every kernel of a decode step on a GPU anew, not as one recorded CUDA graph"
     )
     max_num_batched_tokens: int = setting(512, "tokens that one step may hold", least=1)
-    max_model_len: int | None = setting(None, "tokens a sequence may have", least=1)
+    max_model_len: int | None = setting(
+        None, "tokens a sequence may have; as many as the model knows by default", least=1
+    )
     step_seconds: float = setting(0.0, "seconds that a step of --engine echo takes", least=0)
 
 
@@ -280,25 +255,26 @@ def parse(
     Raises:
         SystemExit: help was asked for, or something is unknown or malformed (status 2).
     """
-    parser = _Parser(prog=prog, description=cls.__doc__, allow_abbrev=False)
+    parser = _Parser(
+        prog=prog, usage="%(prog)s [OPTIONS]", description=cls.__doc__, allow_abbrev=False
+    )
+    groups: dict[str, Any] = {}
     hints = get_type_hints(cls)
     for field in dataclasses.fields(cls):
         names = [field.name, *filter(None, [field.metadata["also"]])]
-        variables, options = [_variable(name) for name in names], [_flag(name) for name in names]
+        variables, options = [*map(variable_of, names)], [*map(flag_of, names)]
         kind = (get_args(hints[field.name]) or (hints[field.name],))[0]  # T of `T | None`
-        default = _default(field)
-        help = f"{field.metadata['help']} (default: {default}; {', '.join(variables)})"
-        help = help.replace("%", "%%")
+        title = _part(cls, field.name)
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        add = groups[title].add_argument
+        default, help = default_of(field), help_of(field, variables)
         if kind is bool:
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(*options, action=action, default=default, help=help)
-            convert = _boolean
+            add(*options, action=argparse.BooleanOptionalAction, default=default, help=help)
+            convert = parse_boolean
         else:
-            convert = field.metadata["convert"] or kind
-            metavar = kind.__name__.upper()
-            check = _checked(field, convert)
-            parser.add_argument(*options, type=check, default=default, help=help, metavar=metavar)
-            convert = check
+            convert = checked(field, field.metadata["convert"] or kind)
+            add(*options, type=convert, default=default, help=help, metavar=metavar_of(field, kind))
         found = [variable for variable in variables if variable in env]
         if len(found) > 1:
             parser.error(f"{' and '.join(found)} are one setting: set one of these variables only")
@@ -326,9 +302,9 @@ def flags(settings: ServeSettings, cls: type[Any]) -> list[str]:
     for field in dataclasses.fields(cls):
         value = getattr(settings, field.name)
         if isinstance(value, bool):
-            arguments.append(_flag(field.name) if value else f"--no-{_flag(field.name)[2:]}")
+            arguments.append(flag_of(field.name) if value else f"--no-{flag_of(field.name)[2:]}")
         elif value is not None:
-            arguments.append(f"{_flag(field.name)}={value}")
+            arguments.append(f"{flag_of(field.name)}={value}")
     return arguments
 
 
@@ -337,43 +313,9 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\nTry {self.prog} --help.\n")
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _variable(name: str) -> str:
-    return f"PAGEFLEET_{name.upper()}"
-
-
-def _default(field: "dataclasses.Field[Any]") -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
-def _boolean(text: str) -> bool:
-    try:
-        return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
-            text.lower()
-        ]
-    except KeyError:
-        raise ValueError(f"{text!r} is neither true nor false") from None
-
-
-def _checked(field: "dataclasses.Field[Any]", convert: Callable[[str], Any]) -> Any:
-    limits = types.SimpleNamespace(**field.metadata)
-
-    def check(text: str) -> Any:
-        try:
-            value = convert(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-        if limits.choices is not None and value not in limits.choices:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(limits.choices)}")
-        if limits.least is not None and not value >= limits.least:
-            raise argparse.ArgumentTypeError(f"{text} is below {limits.least}")
-        if limits.most is not None and not value <= limits.most:
-            raise argparse.ArgumentTypeError(f"{text} is above {limits.most}")
-        return value
-
-    return check
+def _part(cls: type[Any], name: str) -> str:
+    """What a setting is about, which is what the first class that has it is about."""
+    owner = next(
+        base for base in reversed(cls.__mro__) if name in getattr(base, "__dataclass_fields__", ())
+    )
+    return (owner.__doc__ or "").rstrip(".")

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from pagefleet import settings
+from pagefleet.setting import parse_size
 from pagefleet.settings import GatewaySettings, SchedulerSettings, ServeSettings, WorkerSettings
 
 ALL = (GatewaySettings, SchedulerSettings, WorkerSettings, ServeSettings)
@@ -90,9 +91,9 @@ def test_two_variables_of_one_setting_are_refused(capsys: pytest.CaptureFixture[
 
 
 def test_sizes() -> None:
-    assert settings.parse_size("0.5GiB") == 2**29
-    assert settings.parse_size("2mb") == 2_000_000
-    assert settings.parse_size("17") == 17
+    assert parse_size("0.5GiB") == 2**29
+    assert parse_size("2mb") == 2_000_000
+    assert parse_size("17") == 17
 
 
 @pytest.mark.parametrize("cls", ALL)
@@ -113,3 +114,24 @@ def test_help_names_flag_default_and_variable(capsys: pytest.CaptureFixture[str]
     text = " ".join(capsys.readouterr().out.split())
     assert "--max-num-seqs INT" in text
     assert "(default: 256; PAGEFLEET_MAX_NUM_SEQS)" in text
+
+
+def test_help_names_what_there_is_to_choose(capsys: pytest.CaptureFixture[str]) -> None:
+    """And it says no default where there is none, and which part of a cell a flag is for."""
+    with pytest.raises(SystemExit):
+        settings.parse(ServeSettings, ["--help"], {})
+    shown = capsys.readouterr().out
+    text = " ".join(shown.split())
+    for field in dataclasses.fields(ServeSettings):
+        if choices := field.metadata["choices"]:
+            assert f"{{{','.join(choices)}}}" in text
+    assert "default: None" not in text
+    assert "--swap-space SIZE" in text
+    sections = [line for line in shown.splitlines() if line[:1].isalpha() and line.endswith(":")]
+    assert sections[1:] == [
+        "What gateways and workers must agree on:",
+        "A worker:",
+        "The scheduler:",
+        "The HTTP gateway:",
+        "All services at once, on one machine:",
+    ]

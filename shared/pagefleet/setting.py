@@ -1,0 +1,120 @@
+"""One setting: a field of a dataclass, with what its flag and its variable need to know."""
+
+import argparse
+import dataclasses
+import re
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `512MiB`, `0.5GiB`, `4GB` or a plain number.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write for example 512MiB or 2GiB")
+    number, prefix, binary = match.groups()
+    power = " kmgt".index(prefix.lower() or " ")
+    return int(float(number) * (1024 if binary or not prefix else 1000) ** power)
+
+
+def parse_tensor_parallel_size(text: str) -> int:
+    """One, the only size there is.
+
+    Raises:
+        ValueError: it is another.
+    """
+    if (size := int(text)) != 1:
+        raise ValueError(
+            f"{size} devices cannot share a model's tensors: a worker computes on one. Leave this "
+            "at 1 and start more workers (pagefleet serve --workers, each with the whole model)"
+        )
+    return size
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Sequence[str] | None = None,
+    convert: Callable[[str], Any] | None = None,
+    also: str | None = None,
+) -> Any:
+    """A field with what its flag needs to know."""
+    metadata = {"help": help, "least": least, "most": most, "choices": choices, "convert": convert}
+    metadata["also"] = also
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def flag_of(name: str) -> str:
+    """As it is given on a command line."""
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    """As it is given in the environment."""
+    return f"PAGEFLEET_{name.upper()}"
+
+
+def metavar_of(field: "dataclasses.Field[Any]", kind: type[Any]) -> str:
+    """What help shows in the place of a value of type `kind`."""
+    if choices := field.metadata["choices"]:
+        return f"{{{','.join(choices)}}}"
+    return "SIZE" if field.metadata["convert"] is parse_size else kind.__name__.upper()
+
+
+def help_of(field: "dataclasses.Field[Any]", variables: Sequence[str]) -> str:
+    """Its text, its default if it has one, and its variables, for argparse."""
+    default = default_of(field)
+    named = ", ".join(variables)
+    noted = named if default in (None, "") else f"default: {default}; {named}"
+    return f"{field.metadata['help']} ({noted})".replace("%", "%%")
+
+
+def default_of(field: "dataclasses.Field[Any]") -> Any:
+    """What it is unless it is given."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def parse_boolean(text: str) -> bool:
+    """Yes or no.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
+            text.lower()
+        ]
+    except KeyError:
+        raise ValueError(f"{text!r} is neither true nor false") from None
+
+
+def checked(field: "dataclasses.Field[Any]", convert: Callable[[str], Any]) -> Any:
+    """`convert`, followed by the checks that the field asks for; for argparse."""
+    limits = types.SimpleNamespace(**field.metadata)
+
+    def check(text: str) -> Any:
+        try:
+            value = convert(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        if limits.choices is not None and value not in limits.choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(limits.choices)}")
+        if limits.least is not None and not value >= limits.least:
+            raise argparse.ArgumentTypeError(f"{text} is below {limits.least}")
+        if limits.most is not None and not value <= limits.most:
+            raise argparse.ArgumentTypeError(f"{text} is above {limits.most}")
+        return value
+
+    return check
