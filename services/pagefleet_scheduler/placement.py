@@ -9,6 +9,9 @@ from pagefleet_scheduler.quarantine import Quarantine, is_trial
 from pagefleet_scheduler.queue import Queue
 from pagefleet_scheduler.sequence import Request, Sequence
 
+LOOK_AHEAD = 64
+"""Sequences that may find no room in a round of admission before it ends, however many wait."""
+
 
 class Placement:
     """The queue, and the planners of all workers."""
@@ -55,23 +58,27 @@ class Placement:
         return abandoned
 
     def admit(self, now: float) -> None:
-        """Let sequences begin to run, in the queue's order, until one finds no worker with room.
+        """Let sequences begin to run, in the queue's order, as long as there is room for the next.
 
-        One that no worker could ever hold, or whose client takes nothing for now, keeps nobody
-        waiting. What a paused sequence holds is anyone's. Beams of one search may be partly
-        here and partly in the queue, so that those here hold blocks and do nothing; lest all wait
-        for each other, a beam takes what it needs from any later sequence, and every sequence
-        from later beams that do nothing.
+        One that finds no room keeps those workers for itself where it could run, and nobody from
+        others; one that no worker could ever hold, or whose client takes nothing for now, keeps
+        none. What a paused sequence holds is anyone's. Beams of one search may be partly here and
+        partly in the queue, so that those here hold blocks and do nothing; lest all wait for each
+        other, a beam takes what it needs from any later sequence, and every sequence from later
+        beams that do nothing.
         """
         for planner in self.planners:
             planner.cache.pool.settle()
-        queued = router.Queued()
+        queued, kept, refused = router.Queued(), set[Planner](), 0
         for sequence in self.waiting:
-            if sequence.paused or self.fits_nowhere(sequence):
+            if sequence.paused:
                 continue
-            if sequence.flying or self._finds_its_prefix_soon(sequence):
-                break
-            if not self._admit(sequence, queued, now):
+            planners = self.eligible(sequence)
+            if self._admit(sequence, [each for each in planners if each not in kept], queued, now):
+                continue
+            kept.update(planners)
+            refused += bool(planners)
+            if len(kept) == len(self.planners) or refused == LOOK_AHEAD:
                 break
 
     def _finds_its_prefix_soon(self, sequence: Sequence) -> bool:
@@ -80,8 +87,11 @@ class Placement:
             planner.computes_prefix_of(sequence) for planner in self.planners
         )
 
-    def _admit(self, sequence: Sequence, queued: router.Queued, now: float) -> bool:
-        planners = self.eligible(sequence)
+    def _admit(
+        self, sequence: Sequence, planners: list[Planner], queued: router.Queued, now: float
+    ) -> bool:
+        if sequence.flying or self._finds_its_prefix_soon(sequence):
+            return False
         while (chosen := router.choose(sequence, planners, queued)) is None:
             if not self._preempt_for(sequence, planners):
                 return False

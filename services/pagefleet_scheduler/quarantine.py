@@ -117,8 +117,8 @@ class Quarantine:
 
 
 def turns(
-    running: list[Sequence], flights: Iterable[Flight], step: int, trial: bool
-) -> "list[list[Sequence]]":
+    running: list[Sequence], flights: Collection[Flight], step: int, trial: bool
+) -> list[list[Sequence]]:
     """Which sequences may be in the step of this number: the first of these that gives a row.
 
     Args:
@@ -137,10 +137,9 @@ def turns(
         return [others]
     suspects.sort(key=lambda each: (-each.crashes, each.suspicion))
     alone = [[sequence] for sequence in suspects]
-    under_way = any(flight.rows for flight in flights)
     if step % 2:
-        return [] if under_way else [*alone, others]
-    return [others] if under_way else [others, *alone]
+        return [] if flights else [*alone, others]
+    return [others] if flights else [others, *alone]
 
 
 def is_trial(flights: Iterable[Flight]) -> bool:

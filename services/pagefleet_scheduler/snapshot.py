@@ -78,14 +78,15 @@ def _map(planner: Planner, references: Mapping[int, int]) -> bytes:
 
 
 def _waiting(placement: Placement, now: float) -> Iterable[WaitingSequence]:
-    """In the order in which they go; the first that can go at all keeps all others waiting."""
-    first = True
+    """In the order in which they go, each after those that wait for the same workers."""
+    kept: set[Planner] = set()
     for stream in placement.waiting:
-        reason = _reason(stream, placement, first)
-        first = first and reason in _KEEP_NOBODY
-        wanted, available = 0, 0
-        if reason is Wait.BLOCKS:
-            wanted, available = _shortage(stream, placement.eligible(stream))
+        able = placement.eligible(stream) if len(kept) < len(placement.planners) else []
+        free = [planner for planner in able if planner not in kept]
+        reason = _reason(stream, placement, free)
+        if reason not in _KEEP_NOBODY:
+            kept.update(able)
+        wanted, available = _shortage(stream, free) if reason is Wait.BLOCKS else (0, 0)
         yield WaitingSequence(
             request=stream.request.id,
             choices=list(stream.choices),
@@ -99,21 +100,22 @@ def _waiting(placement: Placement, now: float) -> Iterable[WaitingSequence]:
 
 
 _KEEP_NOBODY = (Wait.WORKER, Wait.LARGER_WORKER, Wait.CLIENT)
-"""Reasons that pass over a sequence, and let later ones try (`Placement.admit`)."""
+"""Reasons for which a sequence keeps no worker from later ones (`Placement.admit`)."""
 
 
-def _reason(stream: Stream, placement: Placement, first: bool) -> Wait:
+def _reason(stream: Stream, placement: Placement, free: Sequence[Planner]) -> Wait:
+    """`free`: workers that it could run at, and that nobody before it waits for."""
     if not placement.planners:
         return Wait.WORKER
     if placement.fits_nowhere(stream):
         return Wait.LARGER_WORKER
     if stream.paused:
         return Wait.CLIENT
-    if not first:
+    if not free:
         return Wait.TURN
     if stream.flying:
         return Wait.RESULT
-    if not any(each.has_slot for each in placement.eligible(stream)):
+    if not any(planner.has_slot for planner in free):
         return Wait.SLOT
     return Wait.BLOCKS
 

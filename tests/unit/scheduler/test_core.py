@@ -275,6 +275,17 @@ def test_a_stream_leaves_its_class_when_no_worker_of_it_is_large_enough(cell: Ce
     assert len(cell.plans(b"small")) + len(cell.plans(b"other")) > 2
 
 
+def test_who_waits_for_one_worker_keeps_nobody_from_another(cell: Cell) -> None:
+    cell.join(b"large", slots=1)
+    cell.submit("runs", prompt=40)
+    cell.join(b"small", blocks=4)
+    cell.submit("too large for the small one", prompt=30)
+    cell.submit("small")
+    assert len(cell.plans(b"small")) == 2
+    cell.submit("medium", prompt=20)
+    assert len(cell.plans(b"small")) == 2
+
+
 def test_its_own_absence_is_not_the_silence_of_others(cell: Cell) -> None:
     cell.join()
     cell.submit()

@@ -254,3 +254,11 @@ def test_what_can_never_fit(arrive: Arrivals) -> None:
     assert planner(blocks=100).fits(arrive(73, max_tokens=7))
     assert not planner(blocks=100).fits(arrive(73, max_tokens=8))
     assert worker.fits(arrive(20, max_tokens=0))
+
+
+def test_only_beside_others_something_has_to_be_spared(arrive: Arrivals) -> None:
+    worker = planner(blocks=5)
+    assert worker.can_admit(arrive(20))
+    worker.admit(arrive(1))
+    assert worker.can_admit(arrive(12))
+    assert not worker.can_admit(arrive(13))

@@ -96,6 +96,20 @@ def test_why_sequences_wait() -> None:
     assert second.reason is Wait.TURN
 
 
+def test_whose_turn_it_is_at_one_worker_and_not_at_another() -> None:
+    cell = EchoCell(blocks=20, slots=1)
+    cell.join()
+    cell.submit([1] * 60, greedy(5))
+    cell.submit([2] * 60, greedy(5))
+    cell.make_engine = lambda: EchoCell(blocks=5, slots=1).make_engine()
+    cell.join()
+    cell.submit([3] * 8, greedy(5))
+    cell.submit([4] * 60, greedy(5))
+    cell.submit([5] * 8, greedy(5))
+    reasons = [(each.tokens, each.reason) for each in look(cell).waiting]
+    assert reasons == [(60, Wait.SLOT), (60, Wait.TURN), (8, Wait.SLOT)]
+
+
 def test_a_sequence_that_every_slot_is_taken_from_waits_for_a_slot() -> None:
     cell = EchoCell(blocks=40, slots=1)
     cell.join()
