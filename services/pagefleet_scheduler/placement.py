@@ -9,7 +9,7 @@ from pagefleet_scheduler.quarantine import Quarantine, is_trial
 from pagefleet_scheduler.queue import Queue
 from pagefleet_scheduler.sequence import Request, Sequence
 
-LOOK_AHEAD = 64
+REFUSALS = 64
 """Sequences that may find no room in a round of admission before it ends, however many wait."""
 
 
@@ -78,7 +78,7 @@ class Placement:
                 continue
             kept.update(planners)
             refused += bool(planners)
-            if len(kept) == len(self.planners) or refused == LOOK_AHEAD:
+            if len(kept) == len(self.planners) or refused == REFUSALS:
                 break
 
     def _finds_its_prefix_soon(self, sequence: Sequence) -> bool:

@@ -2,6 +2,7 @@
 
 from array import array
 
+import msgspec
 import pytest
 
 from pagefleet.params import Guide, SamplingParams
@@ -15,6 +16,7 @@ from pagefleet.wire import (
     unpack_ints,
 )
 from pagefleet_scheduler import decoding
+from pagefleet_scheduler.beam import BeamSearch
 from pagefleet_scheduler.flights import ResultError
 from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.sequence import Request, Sequence
@@ -170,6 +172,71 @@ def test_the_latest_gives_its_blocks_to_the_oldest(arrive: Arrivals) -> None:
     worker.check()
 
 
+def tokens_for_all(worker: Planner, preempted: list[Sequence]) -> Plan | None:
+    """A step that gives each of its rows a token."""
+    plan = worker.plan(preempted)
+    if plan is not None:
+        answer(worker, *[50] * sum(row.samples for row in worker.flights[0].rows))
+    return plan
+
+
+def test_no_more_is_preempted_than_is_needed(arrive: Arrivals) -> None:
+    worker = planner(blocks=6, lookahead=False)
+    sequences = [arrive(7), arrive(6), arrive(6)]
+    for sequence in sequences:
+        worker.admit(sequence)
+    preempted: list[Sequence] = []
+    while not preempted:
+        tokens_for_all(worker, preempted)
+    assert preempted == sequences[2:]
+    assert worker.running == sequences[:2]
+
+
+def let_in_again(worker: Planner, sequence: Sequence) -> None:
+    """It runs for the second time."""
+    worker.admit(sequence)
+    worker.preempt(sequence)
+    worker.cache.pool.settle()
+    worker.admit(sequence)
+
+
+def test_who_came_back_keeps_its_blocks_until_it_has_a_token(arrive: Arrivals) -> None:
+    worker = planner(blocks=6, budget=9, lookahead=False)
+    worker.admit(arrive(5))
+    worker.admit(arrive(4))
+    let_in_again(worker, back := arrive(9))
+    preempted: list[Sequence] = []
+    assert rows(tokens_for_all(worker, preempted)) == [(0, 0, 5, 1), (1, 0, 4, 1)]
+    assert rows(tokens_for_all(worker, preempted)) == [(0, 5, 1, 1), (2, 0, 8, 0)]
+    assert rows(tokens_for_all(worker, preempted)) == [(0, 6, 1, 1), (2, 8, 1, 1)]
+    assert preempted == []
+    tokens_for_all(worker, preempted)
+    assert preempted == [back]
+
+
+def test_the_oldest_takes_blocks_from_anybody(arrive: Arrivals) -> None:
+    worker = planner(blocks=4, budget=4, lookahead=False)
+    worker.admit(arrive(4))
+    let_in_again(worker, back := arrive(9))
+    preempted: list[Sequence] = []
+    tokens_for_all(worker, preempted)
+    assert rows(tokens_for_all(worker, preempted)) == [(0, 4, 1, 1)]
+    assert preempted == [back]
+
+
+def test_the_beams_of_one_search_lose_their_blocks_together(arrive: Arrivals) -> None:
+    worker = planner()
+    beam, other = arrive(6), arrive(6)
+    beam.request.search = BeamSearch(beam.request.params)
+    worker.admit(beam)
+    sibling = beam.forked(1)
+    worker.fork([beam, sibling])
+    worker.admit(other)
+    assert worker.preempt(beam) == [beam, sibling]
+    assert worker.running == [other]
+    worker.check()
+
+
 def test_choices_share_blocks_and_copy_on_write(arrive: Arrivals) -> None:
     worker = planner(lookahead=False)
     parent = arrive(6, choices=3)
@@ -254,6 +321,16 @@ def test_what_can_never_fit(arrive: Arrivals) -> None:
     assert planner(blocks=100).fits(arrive(73, max_tokens=7))
     assert not planner(blocks=100).fits(arrive(73, max_tokens=8))
     assert worker.fits(arrive(20, max_tokens=0))
+
+
+def test_a_search_needs_blocks_and_slots_for_all_its_beams(arrive: Arrivals) -> None:
+    sequence = arrive(6, max_tokens=8)
+    sequence.request.params = msgspec.structs.replace(sequence.request.params, beam_width=3)
+    assert planner(blocks=1 + 3 * 3, slots=3).fits(sequence)
+    assert not planner(blocks=3 * 3, slots=3).fits(sequence)
+    assert not planner(blocks=1 + 3 * 3, slots=2).fits(sequence)
+    assert not planner(blocks=1 + 3 * 3, slots=3, caching=False).fits(sequence)
+    assert planner(blocks=3 * 4, slots=3, caching=False).fits(sequence)
 
 
 def test_only_beside_others_something_has_to_be_spared(arrive: Arrivals) -> None:
