@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from pagefleet_launcher import chat, serve, tap, top
-from pagefleet_launcher.commands import SERVICES, service
+from pagefleet_launcher.commands import PROGRAMS, program
 
 USAGE = """\
 usage: pagefleet COMMAND [OPTIONS]
@@ -15,16 +15,18 @@ usage: pagefleet COMMAND [OPTIONS]
   gateway    one gateway: HTTP in, text to tokens and back
   scheduler  the scheduler: decides what every worker computes next
   worker     one worker: a model and its pool of KV blocks
+  prepare    fetch and prepare a model beforehand, and print the folder for --model
   chat       talk to a running cell
   tap        what the processes of a running cell say to each other
   top        how the memory of a running cell is used, and who waits for it
 
-pagefleet COMMAND --help tells a command's options; every option has an environment variable.
+pagefleet COMMAND --help tells a command's options; those of serve, gateway, scheduler and worker
+can be set by environment variables too. pagefleet --version tells the version.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and give the status to exit with; a single service replaces this process."""
+    """Run a command and give the status to exit with, or become the program that it names."""
     match sys.argv[1:] if argv is None else argv:
         case ["serve", *arguments]:
             return serve.main(arguments)
@@ -34,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return tap.main(arguments)
         case ["top", *arguments]:
             return top.main(arguments)
-        case [name, *arguments] if name in SERVICES:
-            command = service(name, arguments)
+        case [name, *arguments] if name in PROGRAMS:
+            command = program(name, arguments)
             os.execv(command[0], command)
         case ["-h" | "--help"]:
             print(USAGE, end="")

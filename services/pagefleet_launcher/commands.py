@@ -12,7 +12,10 @@ SERVICES = {
     "worker": "pagefleet_worker",
 }
 
+PROGRAMS = {**SERVICES, "prepare": "pagefleet_worker.prepare"}
+"""Whatever a command of that name becomes."""
 
-def service(name: str, arguments: Sequence[str]) -> list[str]:
-    """The command that runs the service `name` with `arguments`."""
-    return [sys.executable, "-m", SERVICES[name], *arguments]
+
+def program(name: str, arguments: Sequence[str]) -> list[str]:
+    """The command that runs the program `name` with `arguments`."""
+    return [sys.executable, "-m", PROGRAMS[name], *arguments]

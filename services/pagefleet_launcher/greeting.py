@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import shlex
 import socket
 import ssl
@@ -44,13 +45,18 @@ def greeting(settings: ServeSettings, host: str, port: int, seconds: float) -> s
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     usual = flags(ServeSettings(), WorkerSettings)
     own = [flag for flag in flags(settings, WorkerSettings) if flag not in usual]
-    join = shlex.join([sys.argv[0], "worker", *own])
+    pagefleet = os.path.abspath(sys.argv[0])
+    chat = shlex.join([pagefleet, "chat", f"--url={url}"])
+    join = shlex.join([pagefleet, "worker", *own])
     return f"""
 Pagefleet serves {name} at {url} (ready after {seconds:.1f} s)
 Ask it something:
   {curl(settings, name, url)}
-Add a worker, from another terminal:
+Talk to it, from another terminal:
+  {chat}
+Add a worker:
   {join}
+Watch it in a browser: {url}/
 Ctrl-C ends it: open streams have {settings.shutdown_timeout:g} s; a second Ctrl-C ends it at once.
 """
 

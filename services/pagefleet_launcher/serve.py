@@ -34,7 +34,7 @@ from pagefleet.settings import (
     parse,
 )
 from pagefleet_launcher.child import Service, first_of
-from pagefleet_launcher.commands import service
+from pagefleet_launcher.commands import program
 from pagefleet_launcher.greeting import greeting, is_ready, reachable
 from pagefleet_launcher.interrupts import Interrupts
 from pagefleet_launcher.process import Process, say
@@ -160,11 +160,11 @@ def complete(
 
 def stages(settings: ServeSettings) -> list[list[Service]]:
     """The processes of the cell, in the order of their start."""
-    scheduler = service("scheduler", flags(settings, SchedulerSettings))
-    worker = service("worker", flags(settings, WorkerSettings))
+    scheduler = program("scheduler", flags(settings, SchedulerSettings))
+    worker = program("worker", flags(settings, WorkerSettings))
     # Every user of the machine can read a process's arguments, but not its environment.
     public = dataclasses.replace(settings, api_key=None, resume_secret=None)
-    gateway = service("gateway", flags(public, GatewaySettings))
+    gateway = program("gateway", flags(public, GatewaySettings))
     secret = {"PAGEFLEET_RESUME_SECRET": settings.resume_secret or secrets.token_hex(32)}
     if settings.api_key:
         secret["PAGEFLEET_API_KEY"] = settings.api_key

@@ -1,4 +1,4 @@
-"""`python -m pagefleet_worker.prepare MODEL`: a model reference becomes a prepared folder.
+"""`pagefleet prepare MODEL`: a model reference becomes a prepared folder.
 
 The folder is `<cache>/models/<name>-<hash>`, where the hash covers the manifest's format version
 and the identity of the source (a path, with size and time of change of its files) and of whatever
@@ -187,18 +187,29 @@ def _publish(source: Source, folder: Path) -> None:
 
 def main() -> int:
     """Prepare the model that the command line names and print its folder."""
-    parser = argparse.ArgumentParser(prog="python -m pagefleet_worker.prepare", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="pagefleet prepare",
+        description="Fetch a model unless it is there, take out of it what the services read, and "
+        "print the folder, which every --model takes. Where that was done before it only prints.",
+        allow_abbrev=False,
+    )
     parser.add_argument(
         "model",
         nargs="?",
         default=DEFAULT_MODEL,
-        help=f"{DEFAULT_MODEL}, {ECHO_MODEL}, a local folder, a .gguf file or a hub id",
+        help=f"{DEFAULT_MODEL} (the default), {ECHO_MODEL}, a folder, a .gguf file or a hub id",
     )
     parser.add_argument("--tokenizer", default=AUTO, help="a folder, or a tokenizer.json")
     parser.add_argument(
         "--generation-config", default=AUTO, help=f"a folder, or {' or '.join(NEUTRAL)}"
     )
-    parser.add_argument("--cache", type=Path, default=default_cache(), metavar="DIR")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=default_cache(),
+        metavar="DIR",
+        help="where the folder is made (default: %(default)s)",
+    )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="pagefleet: %(message)s")
     logging.getLogger("pagefleet_worker").setLevel(logging.INFO)

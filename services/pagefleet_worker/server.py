@@ -61,6 +61,9 @@ POLL_SECONDS = 100e-6
 FAREWELL_MS = 200
 """That the last messages have to get out."""
 
+ALONE_SECONDS = 2.0
+"""Without a scheduler, after which the worker says so."""
+
 SHUT_OUT_SECONDS = 10.0
 """After a fence, within which a worker has to be a member again."""
 
@@ -195,6 +198,9 @@ class Server:
         self._progress = progress
         self._membership = Membership(hello_of(engine.facts))
         self._notifier = Notifier()
+        self._endpoint = endpoint
+        self._alone: float | None = None
+        """Since when, unless it is a member or has said so."""
         self._fenced: float | None = None
         """When, unless it became a member again."""
         self._stopping = False
@@ -210,6 +216,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         self._compute.start()
+        self._alone = time.monotonic()
         poller = zmq.Poller()
         for readable in (self._peer.socket, self._compute.wake, self._woken):
             poller.register(readable, zmq.POLLIN)
@@ -219,6 +226,7 @@ class Server:
             if not self._compute.is_alive():
                 raise ComputeEndedError("the device is lost")
             self._give_up_if_shut_out(now)
+            self._tell_if_alone(now)
             self._carry_out(self._membership.tick(now, self._progress.count))
             wait = max(0.0, min(self._membership.due - time.monotonic(), BEAT_SECONDS))
             ready = dict(poller.poll(int(wait * 1000) + 1))
@@ -243,6 +251,17 @@ class Server:
             self._fenced = None
         elif self._fenced is not None and now - self._fenced > SHUT_OUT_SECONDS:
             raise ShutOutError(f"fenced, and not let in again for {SHUT_OUT_SECONDS:g} s")
+
+    def _tell_if_alone(self, now: float) -> None:
+        if self._membership.epoch is not None:
+            self._alone = now
+        elif self._alone is not None and now - self._alone > ALONE_SECONDS:
+            self._alone = None
+            log.warning(
+                "no scheduler answers at %s: this worker waits for one; if there is one elsewhere, "
+                "name it by --worker-endpoint",
+                self._endpoint,
+            )
 
     def _receive(self, frame: bytes) -> None:
         try:

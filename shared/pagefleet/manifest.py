@@ -66,7 +66,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def load(cls, folder: Path) -> Self:
         """The manifest in `folder`; a ManifestError says how to mend what is wrong with it."""
         path = folder / MANIFEST_FILE
-        mend = "Prepare the model again: python -m pagefleet_worker.prepare MODEL."
+        mend = "Prepare the model again: pagefleet prepare MODEL."
         try:
             content = path.read_bytes()
         except FileNotFoundError:

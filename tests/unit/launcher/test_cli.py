@@ -1,17 +1,20 @@
+import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
+from pagefleet.manifest import Manifest
 from pagefleet_launcher.cli import main
-from pagefleet_launcher.commands import SERVICES
+from pagefleet_launcher.commands import PROGRAMS, SERVICES
 
 
 def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"\n  {name} " in shown for name in ["serve", *SERVICES])
+    assert all(f"\n  {name} " in shown for name in ["serve", "chat", "top", "tap", *PROGRAMS])
 
 
 def test_version(capsys):
@@ -32,6 +35,15 @@ def test_an_unknown_flag_of_serve_is_a_usage_error(capsys):
         main(["serve", "--wrokers=2"])
     assert end.value.code == 2
     assert "--wrokers" in capsys.readouterr().err
+
+
+def test_a_model_can_be_prepared_beforehand(tmp_path):
+    run = "import sys; from pagefleet_launcher.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", run, "prepare", "echo", "--cache", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    folder = subprocess.check_output(command, text=True, env=environment).strip()
+    assert Path(folder).parent == tmp_path / "models"
+    assert Manifest.load(Path(folder)).name == "echo"
 
 
 def test_the_launcher_imports_no_service():

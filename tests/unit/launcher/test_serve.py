@@ -240,6 +240,10 @@ def test_the_commands_of_the_greeting_work_when_pasted(tmp_path, gateway, chat):
     assert body["model"] == "it's a model"
     assert body.keys() == {"model", "temperature", "messages" if chat else "prompt"}
 
+    pagefleet, command, url = shlex.split(next(line for line in lines if " chat --" in line))
+    assert os.path.isabs(pagefleet)
+    assert (command, url) == ("chat", "--url=http://{}:{}".format(*reachable(gateway)))
+
     _, service, *arguments = shlex.split(next(line for line in lines if "worker --" in line))
     assert service == "worker"
     worker = parse(WorkerSettings, arguments, env={})

@@ -51,6 +51,23 @@ class Scheduler:
         raise AssertionError(f"no {kind.__name__} came")
 
 
+def test_a_worker_without_a_scheduler_says_so(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/workers"
+    command = [sys.executable, "-m", "pagefleet_worker", "--model=echo", "--engine=echo"]
+    with killed_in_the_end(
+        subprocess.Popen(
+            [*command, f"--worker-endpoint={endpoint}"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        )
+    ) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "WARNING" in line)
+    assert f"no scheduler answers at {endpoint}" in said
+    assert "--worker-endpoint" in said
+
+
 def test_sigterm_in_the_middle_of_a_step(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/workers"
     command = [
