@@ -1,11 +1,16 @@
+import json
 import re
 import shlex
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pagefleet.settings import ServeSettings, parse
+from pagefleet_gateway.openapi import document
+from pagefleet_gateway.schema import ChatBody, CompletionBody
+from pagefleet_launcher.cli import USAGE
 from pagefleet_launcher.greeting import curl
 
 ROOT = Path(__file__).parents[3]
@@ -44,3 +49,26 @@ def test_the_first_request_is_the_line_that_serve_prints(tmp_path):
     settings = parse(ServeSettings, ["--model", str(tmp_path)], env={})
     line = curl(settings, ServeSettings().model, "http://127.0.0.1:8000")
     assert f"$ {line}\n" in README
+
+
+def test_all_routes_are_in_the_table():
+    paths = set(json.loads(document())["paths"])
+    table = README.partition("## The API")[2].partition("\n\nBeside")[0]
+    told = set(re.findall(r"[` ](/[^`]*)`", table))
+    assert told == {path for path in paths if "{" not in path}
+
+
+def test_requests_are_what_the_gateway_takes():
+    requests = [shlex.split(line) for line in re.findall(r"^\$ (curl .*)$", README, re.MULTILINE)]
+    assert len(requests) >= 4
+    for words in requests:
+        url = next(word for word in words if word.startswith("http"))
+        body = ChatBody if "chat" in url else CompletionBody
+        content = words[words.index("-d") + 1]
+        msgspec.json.decode(content, type=body)
+        assert json.loads(content).keys() <= {field.name for field in msgspec.structs.fields(body)}
+
+
+def test_commands_of_pagefleet_are_there():
+    named = set(re.findall(r"[`/]pagefleet ([a-z]+)", README))
+    assert named == {line.split()[0] for line in USAGE.splitlines() if line.startswith("  ")}
