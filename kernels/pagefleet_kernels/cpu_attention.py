@@ -37,7 +37,8 @@ from pagefleet_kernels.cpu_online_softmax import (
     layout,
     merge,
     room_size,
-    with_states,
+    score,
+    visible,
 )
 from pagefleet_kernels.cpu_rows import PANEL, Block, store_row
 from pagefleet_kernels.cpu_simd import (
@@ -61,7 +62,7 @@ class Arguments(ctypes.Structure):
 
     _fields_ = fields(
         "query query_stride output keys values block_bytes tables table_stride starts offsets rows "
-        "heads group block_size tokens_per_task capacity window slopes rooms room_size "
+        "heads group padded block_size tokens_per_task capacity window slopes rooms room_size "
         "partials partial_size arrivals",
         "scale softcap",
     )
@@ -79,27 +80,25 @@ def _find_panels(block: Any, arguments: Any, task: Task, tile: int, panels: int)
 
 
 @device
-def _head(block: Any, arguments: Any, number: int, ahead: int, ahead_panels: int) -> Head:
+def _head(block: Any, arguments: Any, number: int, room: Room) -> Head:
     skipped = number * arguments.block_size * block.head_bytes
-    return Head(number, arguments.keys + skipped, arguments.values + skipped, ahead, ahead_panels)
+    keys, values = arguments.keys + skipped, arguments.values + skipped
+    return Head(number, keys, values, keys, room.ahead_panels)
 
 
 @device
-def _load_queries(block: Any, arguments: Any, task: Task, head: int, room: Room) -> None:
-    """The queries of a task for one head, filled up to whole blocks with zeros; their states are
-    emptied.
-    """
-    group, queries = arguments.group, task.tokens * arguments.group
-    for query in range(-(-queries // block.queries) * block.queries):
-        source = arguments.query + (task.token + query // group) * arguments.query_stride
-        source += (head * group + query % group) * block.head_bytes
-        target = room.queries + query * block.row_bytes
-        if query < queries:
+def _load_queries(block: Any, arguments: Any, task: Task, head: int, queries: int) -> None:
+    """The queries of a task for one head, filled up to whole blocks with zeros."""
+    group, count = arguments.group, task.tokens * arguments.group
+    for query in range(-(-count // block.queries) * block.queries):
+        target = queries + query * block.row_bytes
+        if query < count:
+            source = arguments.query + (task.token + query // group) * arguments.query_stride
+            source += (head * group + query % group) * block.head_bytes
             copy_bytes(target, source, block.head_bytes)
         else:
             for place in range(0, block.row_bytes, 64):
                 store_floats(target + place, broadcast(0.0))
-        store_float(room.states + query * block.state_bytes + block.row_bytes + 4, 0.0)
 
 
 @device
@@ -116,50 +115,82 @@ def _finish(block: Any, arguments: Any, task: Task, head: int, states: int) -> N
 @device
 def _attend_chunk(block: Any, arguments: Any, task: Task, head: Head, room: Room) -> None:
     """Some tokens of a row over all that they see, for one head."""
-    _load_queries(block, arguments, task, head.number, room)
+    queries = task.tokens * arguments.group
+    _load_queries(block, arguments, task, head.number, room.queries)
+    for query in range(queries):
+        store_float(room.states + query * block.state_bytes + block.row_bytes + 4, 0.0)
     for tile in range(task.first_tile, task.last_tile):
         _find_panels(block, arguments, task, tile, room.panels)
-        for query in range(0, task.tokens * arguments.group, block.queries):
-            attend_block(block, arguments, task, head, room, tile, query)
+        for query in range(0, queries, block.queries):
+            _attend_tile(block, arguments, task, head, room, tile, query)
     _finish(block, arguments, task, head.number, room.states)
 
 
 @device
-def _attend_token(
-    block: Any, arguments: Any, task: Task, following: Task, room: Room, partials: int
+def _attend_tile(
+    block: Any, arguments: Any, task: Task, head: Head, room: Room, tile: int, query: int
 ) -> None:
-    """One tile of a decode row for all heads, whose states go to `partials`. While the values of a
-    head are summed, the keys of the next are sent for, and at last those of the `following` task.
+    """One tile for the block of queries from `query` on, merged into their states."""
+    begin = visible(arguments, task, tile, query)[0]
+    end = visible(arguments, task, tile, query + block.queries - 1)[1]
+    if begin >= end:
+        return
+    for panel in range(begin // PANEL, -(-end // PANEL)):
+        queries = room.queries + query * block.row_bytes
+        score(block, arguments, head, room, panel, queries, room.weights)
+    attend_block(block, arguments, task, head, room, tile, query, room.weights, room.fresh)
+    for index in range(block.queries):
+        low, high = visible(arguments, task, tile, query + index)
+        if low < high:
+            state = room.states + (query + index) * block.state_bytes
+            merge(block, state, room.fresh + index * block.state_bytes)
+
+
+@device
+def _attend_token(
+    block: Any, arguments: Any, task: Task, following: Task, room: Room, states: int
+) -> None:
+    """One tile of a decode row for all heads, into `states`.
+
+    First come all scores, panel by panel, because so keys lie in memory, and their values are sent
+    for; while these are summed, the keys of the `following` task are sent for.
     """
-    tile, heads = task.first_tile, arguments.heads
+    tile, heads, padded = task.first_tile, arguments.heads, arguments.padded
     _find_panels(block, arguments, task, tile, room.panels)
     if following.tokens:
         _find_panels(block, arguments, following, following.first_tile, room.ahead_panels)
     for number in range(heads):
-        own = with_states(room, partials + number * arguments.partial_size)
-        _load_queries(block, arguments, task, number, own)
-        if number + 1 < heads:
-            ahead = arguments.keys + (number + 1) * arguments.block_size * block.head_bytes
-            head = _head(block, arguments, number, ahead, room.panels)
-        else:
-            head = _head(block, arguments, number, arguments.keys, room.ahead_panels)
-        for query in range(0, arguments.group, block.queries):
-            attend_block(block, arguments, task, head, own, tile, query)
+        queries = room.queries + number * padded * block.row_bytes
+        _load_queries(block, arguments, task, number, queries)
+    begin, end = visible(arguments, task, tile, 0)
+    for panel in range(begin // PANEL, -(-end // PANEL)):
+        for number in range(heads):
+            head = _head(block, arguments, number, room)
+            for query in range(number * padded, (number + 1) * padded, block.queries):
+                queries = room.queries + query * block.row_bytes
+                weights = room.weights + query * TILE * 4
+                score(block, arguments, head, room, panel, queries, weights)
+    for number in range(heads):
+        head = _head(block, arguments, number, room)
+        for query in range(0, padded, block.queries):
+            place = number * padded + query
+            weights, own = room.weights + place * TILE * 4, states + place * block.state_bytes
+            attend_block(block, arguments, task, head, room, tile, query, weights, own)
 
 
 @device
 def _gather(block: Any, arguments: Any, task: Task, partials: int, tiles: int) -> None:
     """Counts a tile of a decode row as done; whoever finishes the last merges all, in order."""
-    arrivals, heads = arguments.arrivals + task.row * 8, arguments.heads
+    arrivals = arguments.arrivals + task.row * 8
     if fetch_add(arrivals, 1) + 1 < tiles:
         return
     store_int64(arrivals, 0)
-    for number in range(heads):
-        states = partials + number * arguments.partial_size
-        for tile in range(1, tiles):
-            fresh = states + tile * heads * arguments.partial_size
-            for query in range(arguments.group):
-                merge(block, states + query * block.state_bytes, fresh + query * block.state_bytes)
+    for tile in range(1, tiles):
+        for query in range(arguments.heads * arguments.padded):
+            state = partials + query * block.state_bytes
+            merge(block, state, state + tile * arguments.partial_size)
+    for number in range(arguments.heads):
+        states = partials + number * arguments.padded * block.state_bytes
         _finish(block, arguments, task, number, states)
 
 
@@ -205,7 +236,7 @@ def _seek(arguments: Any, cursor: Cursor, number: int) -> Cursor:
             task = Task(row, token + skipped, size, position, low, -(-(position + size) // TILE))
             return Cursor(row, begin, count, partials, False, (number - begin) % heads, task)
         if tokens == 1:
-            partials += count * heads * arguments.partial_size
+            partials += count * arguments.partial_size
         begin += count
         row += 1
     return Cursor(row, begin, 0, partials, False, 0, Task(row, 0, 0, 0, 0, 0))
@@ -222,11 +253,11 @@ def run_attention(narrow: Any, wide: Any, arguments: Any) -> None:
         following = _seek(arguments, cursor, next_task(arguments))
         task = cursor.task
         if cursor.decode:
-            part = cursor.part * arguments.heads * arguments.partial_size
-            _attend_token(narrow, arguments, task, following.task, room, cursor.partials + part)
+            states = cursor.partials + cursor.part * arguments.partial_size
+            _attend_token(narrow, arguments, task, following.task, room, states)
             _gather(narrow, arguments, task, cursor.partials, cursor.tasks)
         else:
-            _attend_chunk(wide, arguments, task, _head(wide, arguments, cursor.part, 0, 0), room)
+            _attend_chunk(wide, arguments, task, _head(wide, arguments, cursor.part, room), room)
         cursor = following
 
 
@@ -238,6 +269,8 @@ class Shape(NamedTuple):
     wide: Block
     """Of chunks."""
     group: int
+    padded: int
+    """Queries of a decode row and a head, in whole blocks."""
     tokens_per_task: int
     capacity: int
     room_size: int
@@ -250,23 +283,25 @@ class Shape(NamedTuple):
         narrow = Block(FORMATS[dtype], head_size, -(-group // -(-group // 4)), once=True)
         wide = Block(FORMATS[dtype], head_size, ACCUMULATORS // CHAINS)
         tokens_per_task = max(_QUERIES // group, 1)
-        capacity = tokens_per_task * group + wide.queries
+        padded = -(-group // narrow.queries) * narrow.queries
+        capacity = max(tokens_per_task * group + wide.queries, heads * padded)
         return cls(
             narrow,
             wide,
             group,
+            padded,
             tokens_per_task,
             capacity,
             room_size(wide, capacity),
-            -(-group // narrow.queries) * narrow.queries * narrow.state_bytes,
+            heads * padded * narrow.state_bytes,
         )
 
-    def scratch(self, threads: int, rows: int, heads: int, slots: int) -> tuple[int, int, int]:
+    def scratch(self, threads: int, rows: int, slots: int) -> tuple[int, int, int]:
         """Addresses of rooms, partials and arrivals for a step of `rows` over tables of `slots`."""
         splits = -(-slots // TILE)
         return (
             _scratch.address("rooms", self.room_size * threads),
-            _scratch.address("partials", rows * heads * splits * self.partial_size),
+            _scratch.address("partials", rows * splits * self.partial_size),
             _scratch.address("arrivals", rows * 8),
         )
 
@@ -320,14 +355,14 @@ def attention(
     queries, tables = dense_heads(query.to(key_cache.dtype)), tables.contiguous()
     shape = _shape(queries.dtype, head_size, queries.shape[1], heads)
     threads, itemsize = torch.get_num_threads(), queries.element_size()
-    rooms, partials, arrivals = shape.scratch(threads, rows, heads, width * block_size)
+    rooms, partials, arrivals = shape.scratch(threads, rows, width * block_size)
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
     _kernel(shape.narrow, shape.wide)(
         threads,
         queries.data_ptr(), queries.stride(0) * itemsize, output.data_ptr(),
         key_cache.data_ptr(), value_cache.data_ptr(), block_bytes(key_cache, value_cache),
         tables.data_ptr(), tables.stride(0) * 4, starts.data_ptr(), offsets.data_ptr(), rows, heads,
-        shape.group, block_size, shape.tokens_per_task, shape.capacity,
+        shape.group, shape.padded, block_size, shape.tokens_per_task, shape.capacity,
         window, 0 if slopes is None else slopes.data_ptr(),
         rooms, shape.room_size, partials, shape.partial_size, arrivals,
         scale, softcap,

@@ -32,6 +32,8 @@ VECTOR = ir.VectorType(FLOAT, LANES)
 INTS = ir.VectorType(INT, LANES)
 HALVES = ir.VectorType(ir.IntType(16), LANES)
 
+_ROUNDING = 1.5 * 2**23
+
 MULTIPLIES_BFLOAT16 = bool(binding.get_host_cpu_features().get("avx512bf16"))
 """Whether the processor multiplies bfloat16 without widening it."""
 
@@ -165,14 +167,22 @@ def fold(builder: Any, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
     return builder.extract_element(value, INT(0))
 
 
+def larger(builder: Any, left: Any, right: Any) -> Any:
+    """The larger, lane by lane; `right` where one is NaN."""
+    return builder.select(builder.fcmp_ordered(">", left, right), left, right)
+
+
 def exponential(builder: Any, value: Any) -> Any:
     """e ** value within 2 units in the last place; exactly 0 below -87, no overflow above 88.
 
     Cody and Waite (1980, chapter 6): e ** x = 2 ** n * e ** r with n = round(x / ln 2), ln 2 in
-    two parts so that r is exact, and a polynomial for |r| <= ln(2) / 2 (Cephes' coefficients).
+    two parts so that r is exact, and a polynomial for |r| <= ln(2) / 2 (Cephes' coefficients). The
+    sum with 1.5 * 2 ** 23 rounds, and leaves n in the lowest bits.
     """
-    clamped = call(builder, "minnum", value, floats(88.0))
-    exponent = call(builder, "rint", builder.fmul(clamped, floats(1.4426950216293335)))
+    high = builder.fcmp_ordered(">", value, floats(88.0))
+    clamped = builder.select(high, floats(88.0), value)
+    shifted = call(builder, "fma", clamped, floats(1.4426950216293335), floats(_ROUNDING))
+    exponent = builder.fsub(shifted, floats(_ROUNDING))
     rest = call(builder, "fma", exponent, floats(-0.693359375), clamped)
     rest = call(builder, "fma", exponent, floats(2.1219444e-4), rest)
     result = floats(1.9875691500e-4)
@@ -186,12 +196,10 @@ def exponential(builder: Any, value: Any) -> Any:
         1.0,
     ):
         result = call(builder, "fma", result, rest, floats(coefficient))
+    power = builder.add(builder.shl(builder.bitcast(shifted, INTS), ints(23)), ints(127 << 23))
+    raised = builder.fmul(result, builder.bitcast(power, VECTOR))
     low = builder.fcmp_ordered("<", value, floats(-87.0))
-    whole = builder.fptosi(builder.select(low, floats(0.0), exponent), INTS)
-    bits = builder.add(builder.bitcast(result, INTS), builder.shl(whole, ints(23)))
-    unusual = builder.fcmp_unordered("uno", value, value)
-    powered = builder.select(unusual, value, builder.bitcast(bits, VECTOR))
-    return builder.select(low, floats(0.0), powered)
+    return builder.select(low, floats(0.0), raised)
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]

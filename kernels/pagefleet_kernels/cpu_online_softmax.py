@@ -71,7 +71,7 @@ class Room(NamedTuple):
     queries: int
     states: int
     fresh: int
-    """The states of one block of queries in one tile."""
+    """The states of one block of queries in one tile, until they are merged."""
     weights: int
     panels: int
     """Where the panels of a tile lie: int64 offsets in bytes."""
@@ -84,27 +84,23 @@ def layout(block: Any, address: int, capacity: int) -> Room:
     states = address + capacity * block.row_bytes
     fresh = states + capacity * block.state_bytes
     weights = fresh + block.queries * block.state_bytes
-    panels = weights + block.queries * TILE * 4
+    panels = weights + capacity * TILE * 4
     return Room(address, states, fresh, weights, panels, panels + TILE // PANEL * 8)
-
-
-@device
-def with_states(room: Room, states: int) -> Room:
-    """The same scratch with the states elsewhere."""
-    return Room(room.queries, states, room.fresh, room.weights, room.panels, room.ahead_panels)
 
 
 def room_size(block: Block, capacity: int) -> int:
     """Bytes that `layout` cuts, in whole pages."""
-    states = (capacity + block.queries) * block.state_bytes
-    others = capacity * block.row_bytes + block.queries * TILE * 4 + 2 * TILE // PANEL * 8
-    return -(-(states + others) // 4096) * 4096
+    each = block.row_bytes + block.state_bytes + TILE * 4
+    size = capacity * each + block.queries * block.state_bytes + 2 * TILE // PANEL * 8
+    return -(-size // 4096) * 4096
 
 
 @device
-def _visible(arguments: Any, task: Task, tile: int, query: int) -> tuple[int, int]:
+def visible(arguments: Any, task: Task, tile: int, query: int) -> tuple[int, int]:
     """The keys of a tile that a query sees; queries past the last one are its twins."""
-    position = task.position + min(query // arguments.group, task.tokens - 1)
+    position = task.position
+    if task.tokens > 1:
+        position += min(query // arguments.group, task.tokens - 1)
     end = min(max(position + 1 - tile * TILE, 0), TILE)
     if arguments.window == 0:
         return 0, end
@@ -128,19 +124,27 @@ def _soften(arguments: Any, row: int, begin: int, end: int, slope: float, distan
 
 
 @device
+def _seen(row: int, key: int, begin: int, end: int) -> Any:
+    """Sixteen scores from number `key` on, of which those outside of `begin` .. `end` - 1 are
+    hidden.
+    """
+    score = load_floats(row + key * 4)
+    if begin <= key and key + 16 <= end:
+        return score
+    return keep(score, begin - key, end - key, -math.inf)
+
+
+@device
 def _softmax(row: int, begin: int, end: int) -> tuple[float, float]:
     """Scores `begin` .. `end` - 1 become weights, others 0; returns the maximum and the sum."""
-    bottom = broadcast(-math.inf)
-    top = bottom
+    top = broadcast(-math.inf)
     for key in range(begin // 16 * 16, end, 16):
-        score = keep(load_floats(row + key * 4), begin - key, end - key, -math.inf)
-        store_floats(row + key * 4, score)
-        top = maximum(top, score)
+        top = maximum(_seen(row, key, begin, end), top)
     peak = largest(top)
     level = broadcast(peak)
     weights = broadcast(0.0)
     for key in range(begin // 16 * 16, end, 16):
-        weight = exp(subtract(load_floats(row + key * 4), level))
+        weight = exp(subtract(_seen(row, key, begin, end), level))
         store_floats(row + key * 4, weight)
         weights = add(weights, weight)
     return peak, total(weights)
@@ -175,43 +179,49 @@ def _weigh(
 
 @device
 def _weigh_block(
-    block: Any, arguments: Any, task: Task, head: Head, room: Room, tile: int, query: int
+    block: Any,
+    arguments: Any,
+    task: Task,
+    head: Head,
+    room: Room,
+    tile: int,
+    query: int,
+    weights: int,
+    states: int,
 ) -> None:
     """Sums the values of one tile for a block of queries: together where all of them see a key, one
     by one at the ends, so that no query ever reads a value that it must not see.
     """
     single = block.single
-    begin = _visible(arguments, task, tile, query + block.queries - 1)[0]
-    end = _visible(arguments, task, tile, query)[1]
+    begin = visible(arguments, task, tile, query + block.queries - 1)[0]
+    end = visible(arguments, task, tile, query)[1]
     if begin >= end:
         begin = end = TILE
     for index in range(block.queries):
-        low, high = _visible(arguments, task, tile, query + index)
-        row, sums = room.weights + index * TILE * 4, room.fresh + index * block.state_bytes
+        low, high = visible(arguments, task, tile, query + index)
+        row, sums = weights + index * TILE * 4, states + index * block.state_bytes
         for place in range(0, block.row_bytes, 64):
             store_floats(sums + place, broadcast(0.0))
         if low < min(begin, high):
             _weigh(single, head, room, row, sums, low, min(begin, high))
-    _weigh(block, head, room, room.weights, room.fresh, begin, end)
+    _weigh(block, head, room, weights, states, begin, end)
     for index in range(block.queries):
-        high = _visible(arguments, task, tile, query + index)[1]
-        row, sums = room.weights + index * TILE * 4, room.fresh + index * block.state_bytes
+        high = visible(arguments, task, tile, query + index)[1]
+        row, sums = weights + index * TILE * 4, states + index * block.state_bytes
         if end < high:
             _weigh(single, head, room, row, sums, end, high)
 
 
 @device
-def _block_scores(
-    block: Any, head: Head, room: Room, query: int, begin: int, end: int, scale: float
+def score(
+    block: Any, arguments: Any, head: Head, room: Room, panel: int, queries: int, weights: int
 ) -> None:
-    """Scores of a block of queries with the keys `begin` .. `end` - 1, in whole panels. If they are
-    read once, their values are sent for.
+    """Scores of a block of `queries` with a panel of the tile, into their rows of `weights`. If
+    keys and values are read once, the panel's values are sent for.
     """
-    queries = room.queries + query * block.row_bytes
-    for panel in range(begin // PANEL, -(-end // PANEL)):
-        place = load_int64(room.panels + panel * 8)
-        output = room.weights + panel * PANEL * 4
-        scores(block, queries, head.keys + place, head.values + place, output, scale)
+    place = load_int64(room.panels + panel * 8)
+    output = weights + panel * PANEL * 4
+    scores(block, queries, head.keys + place, head.values + place, output, arguments.scale)
 
 
 @device
@@ -223,29 +233,23 @@ def attend_block(
     room: Room,
     tile: int,
     query: int,
+    weights: int,
+    states: int,
 ) -> None:
-    """One tile for the block of queries from `query` on, merged into their states."""
-    begin = _visible(arguments, task, tile, query)[0]
-    end = _visible(arguments, task, tile, query + block.queries - 1)[1]
-    if begin >= end:
-        return
-    _block_scores(block, head, room, query, begin, end, arguments.scale)
+    """The `states`, in one tile, of the block of queries from `query` on, whose scores are in
+    `weights`; those of queries that see nothing of it are undefined.
+    """
     for index in range(block.queries):
-        low, high = _visible(arguments, task, tile, query + index)
+        low, high = visible(arguments, task, tile, query + index)
         if low < high:
-            row = room.weights + index * TILE * 4
+            row = weights + index * TILE * 4
             if arguments.softcap or arguments.slopes:
                 number = head.number * arguments.group + (query + index) % arguments.group
                 slope = load_float(arguments.slopes + number * 4) if arguments.slopes else 0.0
                 token = min((query + index) // arguments.group, task.tokens - 1)
                 _soften(arguments, row, low, high, slope, tile * TILE - task.position - token)
             peak, weight = _softmax(row, low, high)
-            marks = room.fresh + index * block.state_bytes + block.row_bytes
+            marks = states + index * block.state_bytes + block.row_bytes
             store_float(marks, peak)
             store_float(marks + 4, weight)
-    _weigh_block(block, arguments, task, head, room, tile, query)
-    for index in range(block.queries):
-        low, high = _visible(arguments, task, tile, query + index)
-        if low < high:
-            state = room.states + (query + index) * block.state_bytes
-            merge(block, state, room.fresh + index * block.state_bytes)
+    _weigh_block(block, arguments, task, head, room, tile, query, weights, states)

@@ -29,6 +29,7 @@ from pagefleet_kernels.cpu_ir import (
     fold,
     in_memory,
     intrinsic,
+    larger,
     load,
     narrowed,
     pointer,
@@ -68,7 +69,7 @@ add = _binary(lambda builder, a, b: builder.fadd(a, b))
 subtract = _binary(lambda builder, a, b: builder.fsub(a, b))
 multiply = _binary(lambda builder, a, b: builder.fmul(a, b))
 divide = _binary(lambda builder, a, b: builder.fdiv(a, b))
-maximum = _binary(lambda builder, a, b: call(builder, "maxnum", a, b))
+maximum = _binary(larger)
 negative = _unary(lambda builder, a: builder.fneg(a))
 exp = _unary(exponential)
 
@@ -115,14 +116,14 @@ def total(typing: Any, vector: Any) -> Any:
 
 @intrinsic
 def largest(typing: Any, vector: Any) -> Any:
-    """The largest lane that is not NaN."""
+    """The largest lane; none may be NaN."""
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         value, width = arguments[0], LANES
         while width > 1:
             width //= 2
             turned = [(lane + width) % LANES for lane in range(LANES)]
-            value = call(builder, "maxnum", value, shuffle(builder, value, value, turned))
+            value = larger(builder, shuffle(builder, value, value, turned), value)
         return builder.extract_element(value, INT(0))
 
     return types.float32(float32x16), lower

@@ -84,9 +84,7 @@ class LayerStack:
     def _bind_rows(self, threads: int, tables: Tensor, starts: Tensor, offsets: Tensor) -> None:
         attention = self._program.records[Stage.ATTENTION]
         rows, width = tables.shape
-        places = self._heads.scratch(
-            threads, rows, self._shape.heads, width * int(attention["block_size"][0])
-        )
+        places = self._heads.scratch(threads, rows, width * int(attention["block_size"][0]))
         attention["rooms"], attention["partials"], attention["arrivals"] = places
         attention["tables"], attention["table_stride"] = tables.data_ptr(), tables.stride(0) * 4
         attention["starts"], attention["offsets"] = starts.data_ptr(), offsets.data_ptr()
@@ -166,6 +164,7 @@ class LayerStack:
             output=self._attended.data_ptr(),
             heads=shape.heads,
             group=heads.group,
+            padded=heads.padded,
             tokens_per_task=heads.tokens_per_task,
             capacity=heads.capacity,
             window=window,
