@@ -32,6 +32,8 @@ CASES = ((1, 512), (8, 1024), (32, 1024), (128, 1024), (128, 4096))
 
 STEPS, WARM_UP = 30, 6
 BLOCK_SIZE = 16
+ROOM = STEPS + WARM_UP + BLOCK_SIZE
+"""Tokens that a row has beyond its context, at most."""
 DTYPE = torch.bfloat16
 GOAL = 0.7
 
@@ -141,29 +143,41 @@ def limit_of(config: DecoderConfig, rows: int, context: int, copy: float, produc
     return weights + kv_bytes / copy
 
 
-def step_figures(device: torch.device, copy: float, product: float) -> Iterator[Figure]:
-    """Steps of each case: replayed as graphs, kernel by kernel, and with invariant kernels."""
+def step_parts(
+    device: torch.device, copy: float, product: float
+) -> Iterator[tuple[str, Iterator[Figure]]]:
+    """Steps that are replayed as graphs, kernel by kernel, and with invariant kernels: of each way
+    its name, and its cases.
+    """
+    torch.cuda.empty_cache()
     weights = random_weights(CONFIG, device)
-    room = STEPS + WARM_UP + BLOCK_SIZE
     block_bytes = 2 * CONFIG.layers * CONFIG.kv_size * BLOCK_SIZE * DTYPE.itemsize
     available = int(torch.cuda.mem_get_info(device)[0] * 0.9) // block_bytes
-    wanted = max(rows * (context + room) for rows, context in CASES) // BLOCK_SIZE
-    blocks = min(wanted, available)
-    pool = make_pool(CONFIG, blocks + 1, BLOCK_SIZE, DTYPE, device)
-    facts = EngineFacts("8B", "random", BLOCK_SIZE, blocks, 128, 8192, 8192, CONFIG.vocab_size)
+    wanted = max(rows * (context + ROOM) for rows, context in CASES) // BLOCK_SIZE
+    pool = make_pool(CONFIG, min(wanted, available) + 1, BLOCK_SIZE, DTYPE, device)
     for way, invariant in (("graphs on", False), ("graphs off", False), ("invariant", True)):
         kernels = select(device, invariant=invariant)
         decoder = Decoder(CONFIG, weights, kernels, CONFIG.max_positions, lambda: None)
-        inputs = DeviceInputs(decoder, pool, DeviceSlots.of(facts, device), lambda: None)
-        if way != "graphs off":
-            inputs.capture(sorted({rows for rows, _ in CASES}), CudaCapture())
-        engine = TorchEngine(facts, decoder, kernels, pool, inputs=inputs)
-        for rows, context in CASES:
-            if rows * (context + room) > blocks * BLOCK_SIZE:
-                continue
-            seconds, ordering = step_seconds(engine, rows, context)
-            limit = limit_of(CONFIG, rows, context, copy, product)
-            case = f"B {rows}, context {context}, {way}"
-            found = f"{seconds * 1e3:.2f} ms, {ordering * 1e3:.2f} of it Python's"
-            goal = GOAL if way == "graphs on" and rows >= 8 else None
-            yield Figure("step", case, found, f"{limit * 1e3:.2f}", limit / seconds, goal)
+        yield f"step, {way}", step_figures(decoder, pool, way, copy, product)
+
+
+def step_figures(
+    decoder: Decoder, pool: Tensor, way: str, copy: float, product: float
+) -> Iterator[Figure]:
+    """All cases of one way."""
+    blocks = pool.shape[2] - 1
+    facts = EngineFacts("8B", "random", BLOCK_SIZE, blocks, 128, 8192, 8192, CONFIG.vocab_size)
+    inputs = DeviceInputs(decoder, pool, DeviceSlots.of(facts, pool.device), lambda: None)
+    if way != "graphs off":
+        inputs.capture(sorted({rows for rows, _ in CASES}), CudaCapture())
+    engine = TorchEngine(facts, decoder, decoder.kernels, pool, inputs=inputs)
+    for rows, context in CASES:
+        limit = limit_of(CONFIG, rows, context, copy, product)
+        case = f"B {rows}, context {context}, {way}"
+        if rows * (context + ROOM) > blocks * BLOCK_SIZE:
+            yield Figure("step", case, "not measured: no room", f"{limit * 1e3:.2f}")
+            continue
+        seconds, ordering = step_seconds(engine, rows, context)
+        found = f"{seconds * 1e3:.2f} ms, {ordering * 1e3:.2f} of it Python's"
+        goal = GOAL if way == "graphs on" and rows >= 8 else None
+        yield Figure("step", case, found, f"{limit * 1e3:.2f}", limit / seconds, goal)

@@ -1,8 +1,13 @@
 """The GPU check without a GPU: kernels in the interpreter, and the parts that only count."""
 
+from functools import partial
+
 import pytest
 import torch
 
+from benchmarks import gpu_correctness
+from benchmarks.gpu_check import check_kernels
+from benchmarks.gpu_correctness import Check
 from benchmarks.gpu_step import CONFIG, Company, limit_of, step_seconds
 from pagefleet.settings import WorkerSettings
 from pagefleet_worker.loading import load_engine
@@ -38,3 +43,15 @@ def test_a_company_goes_on_ahead_of_its_results(prepared_model):
     first, second = company.launch(), company.launch()
     assert len(first.result().tokens) == len(second.result().tokens) == 8
     assert not torch.isnan(engine.pool[:, :, : engine.facts.blocks]).any()
+
+
+def test_what_fails_is_a_line_and_not_the_end(monkeypatch):
+    def _norms():
+        raise RuntimeError("PassManager::run failed\nat line 3")
+
+    checks = [partial(_norms), partial(Check, "silu_mul", "37 x 80", 0.001, 0.016)]
+    monkeypatch.setattr(gpu_correctness, "_quick", lambda inputs: iter(checks))
+    assert list(check_kernels(torch.device("cpu"), 0, quick=True)) == [
+        (False, "| norms | PassManager::run failed | inf | 0.0e+00 | | | WRONG |"),
+        (True, "| silu_mul | 37 x 80 | 1.0e-03 | 1.6e-02 | | | ok |"),
+    ]
