@@ -161,7 +161,9 @@ def main() -> None:
     except _FAILURES as error:
         refuse("pagefleet gateway", error)
     _allow_descriptors(settings.max_connections + _OWN_DESCRIPTORS)
-    _LOG.info("Serving %s at %s.", model.name, _address(listener, server.config.is_ssl))
+    _LOG.info(
+        "Listening for requests to %s at %s.", model.name, _address(listener, server.config.is_ssl)
+    )
     server.run(sockets=[listener])
 
 
@@ -175,12 +177,20 @@ def _allow_descriptors(wanted: int) -> None:
 
 
 def listen(settings: GatewaySettings) -> socket.socket:
-    """The listening socket that the settings ask for."""
+    """The listening socket that the settings ask for.
+
+    Raises:
+        OSError: it cannot be had.
+    """
     fd = settings.fd
     if fd is None:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         address = (settings.host, settings.port)
-        fd = socket.create_server(address, family=family, backlog=_BACKLOG).detach()
+        try:
+            fd = socket.create_server(address, family=family, backlog=_BACKLOG).detach()
+        except OSError as error:
+            text = f"It cannot listen at --host {settings.host} --port {settings.port}"
+            raise OSError(f"{text}: {error.strerror}; choose others.") from error
     # A socket made from its number knows that its protocol is TCP; asyncio switches Nagle's
     # algorithm off only then, and with it every second small write waits 40 ms.
     return socket.socket(fileno=fd)

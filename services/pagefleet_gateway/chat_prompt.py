@@ -56,7 +56,7 @@ class ChatPrompts:
         """Those of the prepared folder, or by `template`; None for a model without a template.
 
         Raises:
-            ChatTemplateError, OSError: the template is not usable.
+            ChatTemplateError: the template is not usable.
         """
         source = TemplateSource.load(folder, template)
         if source is None:

@@ -49,8 +49,7 @@ class TemplateSource(msgspec.Struct, frozen=True, array_like=True):
         """That of a prepared folder, or the file in its place; None for a model that has none.
 
         Raises:
-            OSError: the replacement cannot be read.
-            ChatTemplateError: it is not UTF-8.
+            ChatTemplateError: the replacement cannot be read, or is not UTF-8.
         """
         path = replacement or folder / CHAT_TEMPLATE_FILE
         if replacement is None and not path.exists():
@@ -59,6 +58,9 @@ class TemplateSource(msgspec.Struct, frozen=True, array_like=True):
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ChatTemplateError(f"{path} is no text in UTF-8: {error}.") from error
+        except OSError as error:
+            text = f"The template {path} (--chat-template) cannot be read: {error.strerror}."
+            raise ChatTemplateError(text) from error
         manifest = Manifest.load(folder)
         named = {"bos_token": manifest.bos_token, "eos_token": manifest.eos_token}
         return cls(text, {name: token for name, token in named.items() if token is not None})

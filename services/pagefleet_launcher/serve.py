@@ -72,7 +72,7 @@ def listening_socket(settings: ServeSettings) -> socket.socket:
         CannotServe: it cannot be had.
     """
     if settings.fd is not None:
-        return socket.socket(fileno=settings.fd)
+        return _inherited(settings.fd)
     host, port = settings.host, settings.port
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -87,6 +87,17 @@ def listening_socket(settings: ServeSettings) -> socket.socket:
             f"it is not possible to listen on port {port} of {host}: {error.strerror}; choose "
             "others with --host and --port."
         ) from error
+
+
+def _inherited(fd: int) -> socket.socket:
+    try:
+        listener = socket.socket(fileno=fd)
+    except OSError as error:
+        raise CannotServe(
+            f"--fd {fd} is no socket that was inherited ({error.strerror}); leave it out to listen "
+            "on --host and --port."
+        ) from error
+    return listener
 
 
 @contextlib.contextmanager

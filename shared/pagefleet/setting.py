@@ -36,6 +36,29 @@ def parse_tensor_parallel_size(text: str) -> int:
     return size
 
 
+def parse_root_path(text: str) -> str:
+    """What paths begin with: `/llm`, or nothing.
+
+    Raises:
+        ValueError: it is no path.
+    """
+    if text and not text.startswith("/"):
+        raise ValueError(f"{text!r} does not begin with /; write for example /llm")
+    return text
+
+
+def parse_origins(text: str) -> str:
+    """Origins as browsers send them (RFC 6454), separated by commas, or `*`.
+
+    Raises:
+        ValueError: one is none.
+    """
+    for origin in text.split(","):
+        if not re.fullmatch(r"\*|null|[a-z][a-z\d+.-]*://[^/\s]+", origin.strip()):
+            raise ValueError(f"{origin!r} is no origin; write for example https://chat.example.org")
+    return text
+
+
 def setting(
     default: Any,
     help: str,

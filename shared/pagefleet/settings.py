@@ -8,6 +8,7 @@ inherits the settings of all services and passes them on (`flags`).
 
 import argparse
 import dataclasses
+import difflib
 import os
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from pagefleet.setting import (
     help_of,
     metavar_of,
     parse_boolean,
+    parse_origins,
+    parse_root_path,
     parse_size,
     parse_tensor_parallel_size,
     setting,
@@ -90,9 +93,14 @@ class GatewaySettings(ModelSettings):
         None, "TOML or JSON file of hashed keys with limits (`pagefleet_gateway.tenants`)"
     )
     allowed_origins: str | None = setting(
-        None, "origins whose pages may ask, separated by commas; * is any"
+        None,
+        "origins whose pages may ask, separated by commas, for example https://chat.example.org; "
+        "* is any",
+        convert=parse_origins,
     )
-    root_path: str = setting("", "what a proxy leaves in front of paths, for example /llm")
+    root_path: str = setting(
+        "", "what a proxy leaves in front of paths, for example /llm", convert=parse_root_path
+    )
     ssl_certfile: str | None = setting(None, "certificate chain in PEM; serves HTTPS")
     ssl_keyfile: str | None = setting(None, "its private key in PEM, if not in the same file")
     max_connections: int = setting(10_000, "connections that clients may have open", least=1)
@@ -283,6 +291,8 @@ def parse(
                 parser.set_defaults(**{field.name: convert(env[variable])})
             except (ValueError, argparse.ArgumentTypeError) as error:
                 parser.error(f"environment variable {variable}: {error}")
+    if mistaken := _mistaken(env):
+        parser.error(f"there is no environment variable {mistaken[0]}; is {mistaken[1]} meant?")
     return cls(**vars(parser.parse_args(argv)))
 
 
@@ -311,6 +321,22 @@ def flags(settings: ServeSettings, cls: type[Any]) -> list[str]:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\nTry {self.prog} --help.\n")
+
+
+def _mistaken(env: Mapping[str, str]) -> tuple[str, str] | None:
+    """A variable that no service has, and the one that it nearly is.
+
+    Others are left alone: some are not settings, and some are those of a newer version.
+    """
+    fields = dataclasses.fields(ServeSettings)
+    names = [name for field in fields for name in (field.name, field.metadata["also"]) if name]
+    known = {variable_of(name): name for name in names}
+    for variable in env.keys() - known.keys():
+        if variable.startswith(variable_of("")):
+            name = variable.removeprefix(variable_of("")).lower()
+            if near := difflib.get_close_matches(name, names, n=1, cutoff=0.8):
+                return variable, variable_of(near[0])
+    return None
 
 
 def _part(cls: type[Any], name: str) -> str:

@@ -43,6 +43,15 @@ def test_a_host_that_is_none_is_one_sentence(capsys):
     assert "--host" in errors
 
 
+def test_a_descriptor_that_is_no_socket_is_one_sentence(capsys, tmp_path):
+    with (tmp_path / "file").open("w") as file:
+        for fd in (file.fileno(), 1 << 20):
+            assert serve.main([f"--fd={fd}"]) == 1
+            errors = capsys.readouterr().err
+            assert errors.count("\n") == 1
+            assert f"--fd {fd} is no socket that was inherited" in errors
+
+
 def test_the_runtime_folder_is_private_and_goes_in_the_end(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with serve.runtime_folder() as folder, serve.runtime_folder() as another:

@@ -51,6 +51,33 @@ def test_what_is_wrong_is_said(
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "env", "sentence"),
+    [
+        (["--root-path=llm"], {}, "'llm' does not begin with /; write for example /llm"),
+        (["--allowed-origins=https://a.org, b.org"], {}, "' b.org' is no origin; write for"),
+        (["--allowed-origins=https://a.org/"], {}, "is no origin"),
+        ([], {"PAGEFLEET_MAX_NUM_SEQ": "4"}, "is PAGEFLEET_MAX_NUM_SEQS meant?"),
+        ([], {"PAGEFLEET_DATA_PARALEL_SIZE": "4"}, "is PAGEFLEET_DATA_PARALLEL_SIZE meant?"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(
+    argv: list[str], env: dict[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        settings.parse(GatewaySettings, argv, env)
+    assert stopped.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_what_is_right_is_taken() -> None:
+    env = {"PAGEFLEET_FAULTS": "x", "PAGEFLEET_CLIENTS": "y", "PAGEFLEET_WORKERS": "2"}
+    told = settings.parse(
+        GatewaySettings, ["--root-path=/llm", "--allowed-origins=http://a.org:80,*"], env
+    )
+    assert (told.root_path, told.allowed_origins) == ("/llm", "http://a.org:80,*")
+
+
 def test_a_setting_has_all_of_its_names() -> None:
     for argv, env in (
         (["--workers=3"], {}),
