@@ -321,7 +321,7 @@ class Planner:
             if tokens:
                 sequence.protected = False
                 accepted.sampled.append(Sampled(sequence, tokens, logprobs))
-            elif sequence.run == row.run and row.end == sequence.length:
+            elif row.end == sequence.length:
                 accepted.completed.append(sequence)
         accepted.prompts = [(landed[piece.row][0].sequence, piece) for piece in result.prompts]
         return accepted

@@ -9,6 +9,7 @@ from pagefleet.params import Guide, SamplingParams
 from pagefleet.wire import (
     PROTOCOL,
     SAMPLED,
+    Logprobs,
     Plan,
     Result,
     WorkerHello,
@@ -130,6 +131,14 @@ def test_who_repeats_itself_and_can_draft_waits_for_its_token(
     assert rows(lookahead or plan_of(worker)) == [(0, 4, 1, 1) if guide else (0, 4, 3, 3)]
 
 
+def test_no_more_is_drafted_than_may_come(arrive: Arrivals) -> None:
+    worker = planner(drafts=4)
+    worker.admit(arrive([7, 7, 7, 7], max_tokens=3))
+    plan_of(worker)
+    answer(worker, 7)
+    assert rows(plan_of(worker)) == [(0, 4, 2, 2)]
+
+
 def test_nothing_is_fed_after_the_last_token(arrive: Arrivals) -> None:
     worker = planner()
     worker.admit(arrive(2, max_tokens=2))
@@ -232,9 +241,33 @@ def test_the_beams_of_one_search_lose_their_blocks_together(arrive: Arrivals) ->
     sibling = beam.forked(1)
     worker.fork([beam, sibling])
     worker.admit(other)
+    sibling.candidates = Logprobs(b"", b"", b"")
     assert worker.preempt(beam) == [beam, sibling]
     assert worker.running == [other]
     worker.check()
+    worker.cache.pool.settle()
+    worker.admit(sibling)
+    assert sibling.candidates is None
+
+
+def test_a_prompt_that_was_all_is_not_computed_again(arrive: Arrivals) -> None:
+    worker = planner()
+    sequence = arrive(6, max_tokens=0)
+    worker.admit(sequence)
+    plan_of(worker)
+    worker.preempt(sequence)
+    assert worker.accept(Result(1, 0, b"")).completed == [sequence]
+
+
+def test_what_is_found_of_outputs_counts_as_no_part_of_a_prompt(arrive: Arrivals) -> None:
+    worker = planner()
+    first, second = arrive([*range(12)]), arrive([*range(6)])
+    worker.admit(first)
+    plan_of(worker)
+    answer(worker, 50)
+    second.tokens.extend([*range(6, 12)])
+    worker.admit(second)
+    assert (second.computed, second.cached) == (8, 6)
 
 
 def test_choices_share_blocks_and_copy_on_write(arrive: Arrivals) -> None:
