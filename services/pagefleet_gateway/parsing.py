@@ -41,6 +41,7 @@ _ALL_KNOWN = {*UNSUPPORTED, *_fields(CompletionBody), *_fields(ChatBody)}
 _BARE_NAMES = {name.replace("_", ""): name for name in _ALL_KNOWN}
 _NEAR = 0.85
 _ERROR_PATH = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.(?P<path>.*)`)?$", re.DOTALL)
+_PART_TYPE = re.compile(r"messages\[\d+\]\.content\[\d+\]\.type")
 _MISSING_FIELD = re.compile(r"required field `(\w+)`")
 
 
@@ -121,5 +122,7 @@ def _invalid_field(text: str) -> ApiError:
         path = f"{path}.{missing[1]}" if path else missing[1]
     if path is None:
         return bad_request(f"The body is not acceptable: {reason}.")
+    if _PART_TYPE.fullmatch(path):
+        reason += "; only parts of type text are supported"
     field = re.split(r"[.\[]", path, maxsplit=1)[0]
     return bad_request(f"{path} is not acceptable: {reason}.", field)

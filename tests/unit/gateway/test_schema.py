@@ -191,6 +191,12 @@ def test_what_is_wrong_in_a_chat_names_its_field(field: str, value: Any) -> None
     assert field in caught.value.message
 
 
+def test_an_image_is_refused_with_what_there_is_instead() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+    with pytest.raises(ApiError, match="'image_url'; only parts of type text are supported"):
+        chat(messages=[{"role": "user", "content": [{"type": "text", "text": "What?"}, image]}])
+
+
 @pytest.mark.parametrize(
     "content",
     [

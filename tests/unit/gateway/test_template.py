@@ -66,7 +66,7 @@ def test_a_malformed_template_is_refused_with_its_line():
 
 
 def test_a_template_in_place_of_the_models_has_to_be_there_and_be_text(tmp_path):
-    with pytest.raises(ChatTemplateError, match="--chat-template. cannot be read"):
+    with pytest.raises(ChatTemplateError, match=r"\(--chat-template\) cannot be read"):
         TemplateSource.load(tmp_path, tmp_path / "missing.jinja")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ChatTemplateError, match="UTF-8"):
