@@ -207,6 +207,8 @@ def _load_decoder(
         progress()
         if loaded * 4 // total > (loaded - 1) * 4 // total:
             _log.info("%s: %d %% of the weights are loaded", manifest.name, 100 * loaded // total)
+        if loaded == total and device.type == "cpu":
+            _log.info("kernels that are new to this machine are compiled now, which takes seconds")
 
     weights = load_weights(manifest.weights, config, dtype, device, advance, bits)
     return Decoder(config, weights, kernels, length, progress)
