@@ -4,9 +4,12 @@
 
 (the two variables are what a worker process sets for itself.)
 The engine is driven by hand-made plans: no other process, no socket. A decode step of B rows at
-context c reads all weights and the rows' keys and values, and multiplies B rows with every matrix:
-its limit is the larger of both times, at the rates that this machine shows in the same run for a
-sum over memory and for a matrix product of the model's shapes at 256 rows. Figures are medians. On
+context c reads all weights and the rows' keys and values, and multiplies B rows with every matrix.
+A part's limit is the larger of what reading and what multiplying takes, at the rates that this
+machine shows in the same run for a sum over memory and for a matrix product of the model's shapes
+at 256 rows; a step's is the sum of those of its layers' matrices, of attention and of the last
+matrix, which wait for each other. The last column is stricter: as if all of a step's reading could
+be done while it multiplies, across parts and layers. Figures are medians. On
 one thread time is that thread's own CPU time, which busy neighbours disturb least. The parts are
 timed in runs of their own, stage by stage; what those runs cost more is not in the step's time.
 """
@@ -116,6 +119,7 @@ class Limits:
         self.body, self.head = config.layers * layer, hidden * config.vocab_size
         self.itemsize = dtype.itemsize
         self.kv_bytes = 2 * config.layers * config.kv_size * dtype.itemsize
+        self.seen_once = 4 * config.layers * config.query_size
         memory = torch.ones(1 << 26)
         self.read = memory.nbytes / clock.median(memory.sum, 9)
         values, weight = (
@@ -125,11 +129,19 @@ class Limits:
         product = clock.median(lambda: F.linear(values, weight), 21)
         self.multiplied = 2 * values.numel() * 2 * inner / product
 
-    def seconds(self, rows: int, count: int, context: int) -> float:
-        """The least that a step of `rows` with `count` tokens each and one sample can take."""
-        read = (self.body + self.head) * self.itemsize + rows * context * self.kv_bytes
-        multiplied = 2 * rows * (count * self.body + self.head)
-        return max(read / self.read, multiplied / self.multiplied)
+    def seconds(self, rows: int, count: int, context: int) -> tuple[float, float]:
+        """The least that a step of `rows` with `count` tokens each and one sample can take: part
+        after part, and all at once.
+        """
+        seen = context + (count + 1) / 2
+        parts = [
+            (self.body * self.itemsize, 2 * rows * count * self.body),
+            (rows * (context + count) * self.kv_bytes, rows * count * seen * self.seen_once),
+            (self.head * self.itemsize, 2 * rows * self.head),
+        ]
+        read = [size / self.read for size, _ in parts]
+        multiplied = [operations / self.multiplied for _, operations in parts]
+        return sum(map(max, read, multiplied)), max(sum(read), sum(multiplied))
 
 
 @contextlib.contextmanager
@@ -163,12 +175,14 @@ def measure(
     return [whole, *(statistics.median(clock.parts[part][1:]) for part in PARTS)]
 
 
-def line(rows: int, count: int, context: int, found: list[float], limit: float) -> str:
+def line(
+    rows: int, count: int, context: int, found: list[float], limits: tuple[float, float]
+) -> str:
     """One row of the table, in tokens a second and milliseconds."""
-    cells = [f"{1e3 * each:10.2f}" for each in (*found, found[0] - sum(found[1:]), limit)]
+    cells = [f"{1e3 * each:10.2f}" for each in (*found, found[0] - sum(found[1:]), limits[0])]
+    shares = "".join(f" {limit / found[0]:7.0%}" for limit in limits)
     return (
-        f"{rows:4} {count:6} {context:7} {rows * count / found[0]:8.0f} "
-        f"{''.join(cells)} {limit / found[0]:6.0%}"
+        f"{rows:4} {count:6} {context:7} {rows * count / found[0]:8.0f} {''.join(cells)} {shares}"
     )
 
 
@@ -206,7 +220,11 @@ def main() -> None:
         f"GB/s, a product does {limits.multiplied / 1e9:.0f} GFLOP/s"
     )
     columns = ("step ms", *PARTS, "others", "limit")
-    print("rows tokens context tokens/s" + "".join(f"{name:>10}" for name in columns) + "  of it")
+    print(
+        "rows tokens context tokens/s"
+        + "".join(f"{name:>10}" for name in columns)
+        + "   of it at once"
+    )
     for context in options.contexts:
         for rows in options.rows:
             batch = Batch(engine, rows, context, options.repeats + 5)
