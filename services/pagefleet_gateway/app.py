@@ -127,7 +127,7 @@ def _tracer(endpoint: str | None) -> "Tracer | None":
     try:
         from pagefleet_gateway.tracing import Tracer
     except ImportError as error:
-        text = "Traces need what the extra `tracing` installs: pip install '.[tracing]'."
+        text = "Traces need what the extra `tracing` installs: pip install -e '.[tracing]'."
         raise TracingError(text) from error
     return Tracer.connect(endpoint)
 
