@@ -23,7 +23,7 @@ from pagefleet_worker.gguf_file import GgufTensor, read_gguf
 from pagefleet_worker.k_quants import K_QUANTS
 from pagefleet_worker.model_files import ModelError
 
-_READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+_READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", *K_QUANTS)
 
 _GROUPED = ("Q8_0", "Q4_0", "Q4_1")
 """Kinds whose blocks are groups of a `Quantized`."""

@@ -1,11 +1,12 @@
-"""GGUF's K-quants as torch computes them: on all threads, a few operations for many blocks.
+"""GGUF's K-quants as torch computes them: a few operations for many blocks.
 
-A block holds 256 weights (ggml, ggml-common.h: `block_q4_K`, `block_q6_K`; ggml-quants.c:
-`dequantize_row_q4_K`, `dequantize_row_q6_K`). Its groups have small integer scales, and these
-share a float16 of the block:
+A block holds 256 weights (ggml, ggml-common.h: `block_q4_K` and so on; ggml-quants.c:
+`dequantize_row_q4_K` and so on). Its groups have small integer scales, which share a float16 of the
+block:
 
     Q4_K    float16 d, float16 m, 8 scales and 8 minimums of 6 bits, 256 numbers of 4 bits
             weight = (d * scale) * number - (m * minimum)           8 groups of 32
+    Q5_K    the same with numbers of 5 bits, whose highest come first, one of each group in a byte
     Q6_K    256 numbers of 6 bits (4 low, then 2 high), 16 scales int8, float16 d
             weight = (d * scale) * (number - 32)                    16 groups of 16
 
@@ -16,19 +17,23 @@ import torch
 from torch import Tensor
 
 _Q4_K_BYTES = 144
+_Q5_K_BYTES = 176
 _Q6_K_BYTES = 210
 
 
 def dequantize_q4_k(rows: Tensor) -> Tensor:
     """uint8 [rows, whole blocks] as float32 [rows, weights]."""
     blocks = rows.view(-1, _Q4_K_BYTES)
-    factors = blocks[:, :4].contiguous().view(torch.float16).float()
-    scales, minimums = _six_bits(blocks[:, 4:16])
-    numbers = blocks[:, 16:].reshape(-1, 4, 1, 32)
-    numbers = torch.cat((numbers & 15, numbers >> 4), dim=2).view(-1, 8, 32)
-    weights = numbers * (factors[:, :1] * scales).unsqueeze(-1)
-    weights -= (factors[:, 1:] * minimums).unsqueeze(-1)
-    return weights.view(len(rows), -1)
+    return _scaled(blocks[:, :16], _four_bits(blocks[:, 16:])).view(len(rows), -1)
+
+
+def dequantize_q5_k(rows: Tensor) -> Tensor:
+    """uint8 [rows, whole blocks] as float32 [rows, weights]."""
+    blocks = rows.view(-1, _Q5_K_BYTES)
+    groups = torch.arange(8, dtype=torch.uint8).unsqueeze(-1)
+    numbers = _four_bits(blocks[:, 48:])
+    numbers |= (blocks[:, 16:48].unsqueeze(1) >> groups & 1) << 4
+    return _scaled(blocks[:, :16], numbers).view(len(rows), -1)
 
 
 def dequantize_q6_k(rows: Tensor) -> Tensor:
@@ -45,8 +50,23 @@ def dequantize_q6_k(rows: Tensor) -> Tensor:
     return weights.view(len(rows), -1)
 
 
-K_QUANTS = {"Q4_K": dequantize_q4_k, "Q6_K": dequantize_q6_k}
+K_QUANTS = {"Q4_K": dequantize_q4_k, "Q5_K": dequantize_q5_k, "Q6_K": dequantize_q6_k}
 """By their names in ggml."""
+
+
+def _four_bits(packed: Tensor) -> Tensor:
+    """uint8 [blocks, 128] as the numbers of uint8 [blocks, 8, 32], two groups in 32 bytes."""
+    numbers = packed.reshape(-1, 4, 1, 32)
+    return torch.cat((numbers & 15, numbers >> 4), dim=2).view(-1, 8, 32)
+
+
+def _scaled(heads: Tensor, numbers: Tensor) -> Tensor:
+    """Weights from d, m, scales and minimums, uint8 [blocks, 16], and uint8 [blocks, 8, 32]."""
+    factors = heads[:, :4].contiguous().view(torch.float16).float()
+    scales, minimums = _six_bits(heads[:, 4:])
+    weights = numbers * (factors[:, :1] * scales).unsqueeze(-1)
+    weights -= (factors[:, 1:] * minimums).unsqueeze(-1)
+    return weights
 
 
 def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from gguf.quants import dequantize
 
 from pagefleet_worker.k_quants import K_QUANTS
 
-FACTORS = {"Q4_K": slice(0, 4), "Q6_K": slice(208, 210)}
+FACTORS = {"Q4_K": slice(0, 4), "Q5_K": slice(0, 4), "Q6_K": slice(208, 210)}
 """Where a block has its float16s."""
 
 

@@ -130,7 +130,7 @@ def test_files_that_do_not_fit_their_config(
 
 def write_gguf(path: Path, folder: Path, kinds: list[str]) -> Path:
     """The model in `folder` as llama.cpp's converter would write it, its matrices in turn as one
-    of `kinds`. The two kinds that `gguf` cannot quantize to get random blocks.
+    of `kinds`. The K kinds, which `gguf` cannot quantize to, get random blocks.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config = model.config
@@ -167,15 +167,15 @@ def write_gguf(path: Path, folder: Path, kinds: list[str]) -> Path:
 
 def quantized(values: np.ndarray, kind: str, random: np.random.Generator) -> np.ndarray:
     number = gguf.GGMLQuantizationType[kind]
-    if kind not in ("Q4_K", "Q6_K"):
+    if not kind.endswith("_K"):
         return np.asarray(quantize(values, number))
     elements, size = gguf.GGML_QUANT_SIZES[number]
     blocks = random.integers(0, 256, (values.size // elements, size), dtype=np.uint8)
     scales = random.uniform(-0.01, 0.01, (len(blocks), 2)).astype(np.float16).view(np.uint8)
-    if kind == "Q4_K":  # two scales lead the block; in Q6_K one ends it
-        blocks[:, :4] = scales
-    else:
+    if kind == "Q6_K":  # one scale ends the block; in the others two lead it
         blocks[:, -2:] = scales[:, :2]
+    else:
+        blocks[:, :4] = scales
     return blocks.reshape(values.shape[0], -1)
 
 
@@ -184,7 +184,7 @@ def test_gguf(name: str, head_dim: int, tmp_path: Path) -> None:
     folder = make_model(
         name, tmp_path / "hf", hidden_size=256, intermediate_size=512, head_dim=head_dim
     )
-    kinds = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
+    kinds = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K"]
     path = write_gguf(tmp_path / "model.gguf", folder, kinds)
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
