@@ -23,14 +23,17 @@ _BLOCK = 256
 _CACHED = 1 << 18
 """Values of which a CPU's caches hold a few copies."""
 
+_WITHIN_REACH = 1 << 24
+"""Values of which a GPU holds a few copies, of 8 bytes each, beside the pool."""
+
 
 def chunk_rows(values: Tensor) -> int:
     """How many rows of [n, V] to work on at a time.
 
     On a CPU more would not fit its caches, and their pages would be mapped anew each time (32 rows
-    of 49,152: three times as slow); a GPU takes all at once.
+    of 49,152: three times as slow); on a GPU they might not fit its memory.
     """
-    return max(1, len(values) if values.is_cuda else _CACHED // values.shape[-1])
+    return max(1, (_WITHIN_REACH if values.is_cuda else _CACHED) // values.shape[-1])
 
 
 def largest(values: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from itertools import accumulate
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.generation import logits_process as oracle
 
 from pagefleet.params import SamplingParams
@@ -18,7 +19,14 @@ from pagefleet_worker.draw import NO_TOKEN, Draw
 from pagefleet_worker.logprobs import DrawLogprobs, rank
 from pagefleet_worker.philox import draw_bits
 from pagefleet_worker.sampler import random_bits, sample, weights_left
-from pagefleet_worker.selection import WEIGHT_ONE, inverse_transform, largest, top, weights_of
+from pagefleet_worker.selection import (
+    WEIGHT_ONE,
+    chunk_rows,
+    inverse_transform,
+    largest,
+    top,
+    weights_of,
+)
 from pagefleet_worker.shaping import shape
 
 SIZES = (7, 256, 1000, 1537, 5000)
@@ -335,3 +343,10 @@ def test_prompt_logprobs_do_not_depend_on_how_many_are_asked_at_once(rng: random
         alone = rank(logits[row : row + 1], tokens[row : row + 1], 3)
         assert torch.equal(alone.top_ids, ranked.top_ids[row : row + 1])
         assert torch.equal(alone.top, ranked.top[row : row + 1])
+
+
+def test_a_gpu_ranks_no_more_at_once_than_its_memory_holds():
+    with FakeTensorMode():
+        many, few = (torch.empty(256, size, device="cuda") for size in (262144, 1000))
+    assert 8 * chunk_rows(many) * many.shape[1] == 2**27
+    assert chunk_rows(few) > len(few)
