@@ -262,6 +262,52 @@ def test_a_stream_stays_with_workers_that_compute_the_same_bits(cell: Cell) -> N
     assert any(list(unpack_ints(plan.tokens))[-1] == 50 for plan in cell.plans(b"other"))
 
 
+def test_all_choices_stay_with_workers_that_compute_the_same_bits(cell: Cell) -> None:
+    epoch = cell.join(b"one")
+    cell.submit(max_tokens=4, choices=2)
+    cell.answer(cell.plans(b"one")[0], 50, 51, peer=b"one")
+    cell.join(b"other", numerics="another class")
+    cell.join(b"two")
+    cell.tell(b"one", WorkerBye(epoch))
+    assert cell.plans(b"other") == []
+    assert len(unpack_ints(cell.plans(b"two")[0].tokens)) == 14
+
+
+def test_each_choice_pauses_at_its_own_credit(cell: Cell) -> None:
+    cell.join()
+    cell.submit(max_tokens=9, window=1, choices=2)
+    cell.answer(cell.plans()[0], 50, 51)
+    assert len(cell.plans()) == 1
+    cell.tell(b"g", Credit("r", 0, {1: 2}))
+    cell.answer(cell.plans()[1], 61)
+    assert cell.outputs()[2:] == [(1, 1, [61], None)]
+
+
+def test_what_a_prompt_found_is_said_of_every_choice(cell: Cell) -> None:
+    cell.join()
+    cell.submit("first", max_tokens=1)
+    cell.answer(cell.plans()[0], 50)
+    cell.submit("second", max_tokens=1, choices=2)
+    cell.answer(cell.plans()[1], 50, 51)
+    outputs = [m for _, m in cell.sent if isinstance(m, Outputs)]
+    assert [(item.choice, item.cached) for item in outputs[-1].items] == [(0, 4), (1, 4)]
+
+
+def test_who_lost_its_blocks_is_let_in_when_its_last_step_is_back(cell: Cell) -> None:
+    """Its next input may be what that step samples, in a slot that is another's by now."""
+    cell.join()
+    cell.submit(max_tokens=9)
+    first, second = cell.plans()
+    placement = cell.scheduler.placement
+    (planner,) = placement.planners
+    for lost in planner.preempt(planner.running[0]):
+        placement.waiting.add(lost)
+    cell.answer(first, 50)
+    assert planner.running == []
+    cell.answer(second, 51)
+    assert list(unpack_ints(cell.plans()[2].tokens)) == [0, 1, 2, 3, 4, 5, 50, 51]
+
+
 def test_a_stream_leaves_its_class_when_no_worker_of_it_is_large_enough(cell: Cell) -> None:
     """Or it would wait at the head of the queue for ever, and everybody behind it."""
     cell.join(b"large")

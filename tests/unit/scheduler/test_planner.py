@@ -11,6 +11,7 @@ from pagefleet.wire import (
     SAMPLED,
     Logprobs,
     Plan,
+    PromptLogprobs,
     Result,
     WorkerHello,
     pack_ints,
@@ -250,6 +251,18 @@ def test_the_beams_of_one_search_lose_their_blocks_together(arrive: Arrivals) ->
     assert sibling.candidates is None
 
 
+def test_a_beam_idles_while_the_others_are_computed_and_not_before(arrive: Arrivals) -> None:
+    worker = planner()
+    beam = arrive(6)
+    beam.request.search = BeamSearch(beam.request.params)
+    worker.admit(beam)
+    assert not beam.idles
+    plan_of(worker)
+    assert not beam.idles
+    worker.accept(Result(1, 0, pack_ints([50])))
+    assert beam.idles
+
+
 def test_a_prompt_that_was_all_is_not_computed_again(arrive: Arrivals) -> None:
     worker = planner()
     sequence = arrive(6, max_tokens=0)
@@ -345,6 +358,10 @@ def test_results_that_do_not_fit_are_refused(arrive: Arrivals) -> None:
         worker.accept(Result(1, 1, pack_ints([5])))
     with pytest.raises(ResultError, match="2 samples"):
         worker.accept(Result(1, 0, pack_ints([5, 6])))
+    for row in (-1, 1):
+        piece = PromptLogprobs(row, 1, Logprobs(b"", b"", b""))
+        with pytest.raises(ResultError, match="a row that it does not have"):
+            worker.accept(Result(1, 0, pack_ints([5]), prompts=[piece]))
 
 
 def test_what_can_never_fit(arrive: Arrivals) -> None:
@@ -372,3 +389,7 @@ def test_only_beside_others_something_has_to_be_spared(arrive: Arrivals) -> None
     worker.admit(arrive(1))
     assert worker.can_admit(arrive(12))
     assert not worker.can_admit(arrive(13))
+    large = planner(blocks=300)
+    large.admit(arrive(1))
+    assert large.can_admit(arrive(4 * 296))
+    assert not large.can_admit(arrive(4 * 296 + 1))

@@ -120,6 +120,28 @@ def test_nobody_saves_up_service_by_staying_away() -> None:
     assert tenants.count("late") == 10
 
 
+def test_who_comes_late_is_lifted_to_the_least_served_of_those_that_wait() -> None:
+    greedy, modest, late = waiting("greedy"), waiting("modest"), waiting("late")
+    queue = queue_of(greedy, modest)
+    queue.charge(greedy.request, 1000)
+    queue.add(late)
+    assert list(queue) == [late, modest, greedy]
+
+
+def test_who_comes_to_an_empty_queue_is_lifted_to_whoever_was_served_last() -> None:
+    served, queue = waiting("busy"), Queue()
+    queue.charge(served.request, 1000)
+    for tenant in ("late", "late", "busy", "busy"):
+        queue.add(waiting(tenant))
+    assert [each.request.tenant for each in queue] == ["busy", "late", "busy", "late"]
+
+
+def test_priority_counts_for_those_that_ran_before_too() -> None:
+    low, plain = waiting(began=100.0, priority=1), waiting(began=99.0 + AGING)
+    lowest = waiting(began=99.0, priority=2)
+    assert list(queue_of(lowest, low, plain)) == [plain, low, lowest]
+
+
 def test_nobody_loses_its_debt_by_a_pause() -> None:
     queue = queue_of(waiting("greedy", prompt=1000), waiting("modest"))
     serve_next(queue, 0)
