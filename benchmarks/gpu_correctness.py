@@ -6,7 +6,7 @@ allowed 0. Import this after `TRITON_INTERPRET` is set, where it is to be set.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -22,6 +22,7 @@ from pagefleet_kernels.triton_logprobs import log_softmax
 from pagefleet_kernels.triton_matmul import product
 from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
 from pagefleet_kernels.triton_sampling import sample
+from pagefleet_kernels.triton_tiling import chip_of, choose_tiling
 
 Rows: TypeAlias = Sequence[tuple[int, int]]
 """(position of the first new token, new tokens) of each row."""
@@ -29,6 +30,7 @@ Rows: TypeAlias = Sequence[tuple[int, int]]
 DECODE: Rows = [(0, 1), (15, 1), (16, 1), (63, 1), (200, 1), (1030, 1)]
 PREFILL: Rows = [(0, 1), (0, 17), (0, 150)]
 MIXED: Rows = [(31, 1), (40, 33), (0, 5), (700, 1), (5, 0), (128, 64)]
+LONG: Rows = [*MIXED, (2100, 3), (1020, 8)]
 
 FAILURES = (RuntimeError, TritonError)
 """What a compiler, a launch or a device raises."""
@@ -136,12 +138,14 @@ def _attention(
 
 
 def _invariant_attention(inputs: Inputs, dtype: torch.dtype, shape: dict[str, int]) -> Check:
-    """Each row alone, against all rows together."""
+    """Each row alone, which is split, against all rows together, which are not."""
     query, keys, values, tables, starts, offsets = attention_inputs(
-        inputs, MIXED, dtype=dtype, **shape
+        inputs, LONG, dtype=dtype, **shape
     )
     options: dict[str, Any] = {"scale": shape["head_size"] ** -0.5, "invariant": True}
-    together = attention(query, keys, values, tables, starts, offsets, **options)
+    tiling = choose_tiling(query, keys, tables, chip_of(inputs.device), invariant=True)
+    serial = replace(tiling, splits=1)
+    together = attention(query, keys, values, tables, starts, offsets, tiling=serial, **options)
     alone = torch.empty_like(together)
     for row in range(len(starts)):
         first, last = offsets[row : row + 2].tolist()
