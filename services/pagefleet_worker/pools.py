@@ -13,6 +13,7 @@ import math
 import mmap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -96,12 +97,32 @@ def make_pool(
     block = (config.kv_heads, block_size, config.head_dim)
     if device.type != "cpu":
         return torch.zeros((config.layers, 2, blocks, *block), dtype=dtype, device=device)
-    shape = (config.layers, blocks, 2, *block)
-    # Fresh memory of the kernel is zero. Huge pages, because a sequence's blocks lie anywhere.
+    return _zeros((config.layers, blocks, 2, *block), dtype).transpose(1, 2)
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Fresh memory of the kernel, in huge pages, because a sequence's blocks lie anywhere."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory would get small ones
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
     memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape).transpose(1, 2)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def _pinned_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Fresh memory that a GPU reads and writes by itself, while it is a tensor's.
+
+    torch's own pinned memory is a power of two of bytes, up to twice as much as was asked for.
+    """
+    tensor, cuda = _zeros(shape, dtype), torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = tensor.data_ptr()
+    status = int(cuda.cudaHostRegister(address, tensor.nbytes, 0))
+    if status != 0:
+        raise ModelError(
+            f"The {tensor.nbytes} bytes of --swap-space cannot be pinned (CUDA's error {status}). "
+            "Give less, or raise the limit of locked memory (ulimit -l)."
+        )
+    weakref.finalize(tensor.untyped_storage(), cuda.cudaHostUnregister, address).atexit = False
+    return tensor
 
 
 def populate(pool: Tensor) -> threading.Thread:
@@ -123,6 +144,9 @@ def make_host_pool(pool: Tensor, nbytes: int) -> Tensor | None:
 
     Beside a GPU it is pinned, and a block lies in one piece, so that copies need not wait for the
     processor.
+
+    Raises:
+        ModelError: so much memory cannot be pinned.
     """
     blocks = nbytes // (pool.nbytes // pool.shape[2])
     if blocks == 0:
@@ -130,7 +154,7 @@ def make_host_pool(pool: Tensor, nbytes: int) -> Tensor | None:
     if pool.device.type == "cpu":
         return torch.zeros((*pool.shape[:2], blocks, *pool.shape[3:]), dtype=pool.dtype)
     shape = (blocks, *pool.shape[:2], *pool.shape[3:])
-    return torch.zeros(shape, dtype=pool.dtype, pin_memory=True).movedim(0, 2)
+    return _pinned_zeros(shape, pool.dtype).movedim(0, 2)
 
 
 def swap_blocks(source: Tensor, target: Tensor, pairs: list[tuple[int, int]]) -> None:

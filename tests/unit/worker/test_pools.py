@@ -9,7 +9,7 @@ import torch
 from pagefleet.settings import WorkerSettings
 from pagefleet_worker.config import load_config
 from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.pools import choose_size, make_pool, populate
+from pagefleet_worker.pools import choose_size, make_host_pool, make_pool, populate
 
 CPU = torch.device("cpu")
 
@@ -92,3 +92,45 @@ def test_memory_is_found_aside_and_keeps_what_was_written(
     assert (pool[:, :, 17] == 3.0).all()
     pool[:, :, 17] = 0.0
     assert not pool.any()
+
+
+class Runtime:
+    """CUDA's, as far as host memory goes: {address: bytes} are pinned."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+        self.pinned: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        self.pinned[address] = nbytes
+        return self.status
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.pinned[address]
+        return 0
+
+
+def test_the_host_pool_of_a_gpu_is_pinned_as_it_is_and_while_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    pool = torch.empty(3, 2, 70, 2, 16, 32, dtype=torch.bfloat16, device="meta")
+    host = make_host_pool(pool, pool.nbytes)
+    assert host is not None
+    assert (host.shape, host.dtype, host.device) == (pool.shape, pool.dtype, CPU)
+    assert runtime.pinned == {host.data_ptr(): pool.nbytes}
+    assert host[:, :, 5].is_contiguous()
+    assert not host.any()
+    block = host[:, :, 7]
+    del host
+    assert runtime.pinned
+    del block
+    assert not runtime.pinned
+
+
+def test_memory_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(status=2))
+    pool = torch.empty(3, 2, 70, 2, 16, 32, device="meta")
+    with pytest.raises(ModelError, match=r"--swap-space cannot be pinned \(CUDA's error 2\)"):
+        make_host_pool(pool, pool.nbytes)
