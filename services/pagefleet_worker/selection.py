@@ -31,9 +31,12 @@ def chunk_rows(values: Tensor) -> int:
     """How many rows of [n, V] to work on at a time.
 
     On a CPU more would not fit its caches, and their pages would be mapped anew each time (32 rows
-    of 49,152: three times as slow); on a GPU they might not fit its memory.
+    of 49,152: three times as slow); on a GPU they might not fit its memory, and each part begins at
+    a multiple of 16 bytes, as kernels were compiled for.
     """
-    return max(1, (_WITHIN_REACH if values.is_cuda else _CACHED) // values.shape[-1])
+    if values.is_cuda:
+        return max(4, _WITHIN_REACH // values.shape[-1] // 4 * 4)
+    return max(1, _CACHED // values.shape[-1])
 
 
 def largest(values: Tensor) -> Tensor:

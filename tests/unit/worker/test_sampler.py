@@ -347,6 +347,7 @@ def test_prompt_logprobs_do_not_depend_on_how_many_are_asked_at_once(rng: random
 
 def test_a_gpu_ranks_no_more_at_once_than_its_memory_holds():
     with FakeTensorMode():
-        many, few = (torch.empty(256, size, device="cuda") for size in (262144, 1000))
+        many, odd, few = (torch.empty(256, size, device="cuda") for size in (262144, 151669, 1000))
     assert 8 * chunk_rows(many) * many.shape[1] == 2**27
+    assert chunk_rows(odd) == 108
     assert chunk_rows(few) > len(few)
