@@ -145,6 +145,20 @@ def test_logprobs_of_an_answer_are_its_own(model: LlamaForCausalLM) -> None:
         assert piece.top == candidates.top[:8]
 
 
+def test_a_beam_that_can_only_draw_level_goes_on_no_longer() -> None:
+    params = SamplingParams(
+        max_tokens=9, seed=0, eos_token_ids=(3,), beam_width=1, length_penalty=0.0,
+        early_stopping=False,
+    )  # fmt: skip
+    for other, done in ((-1.0, True), (-0.5, False)):
+        ranked = sorted([(-1.0, 3), (other, 4)], key=lambda each: -each[0])
+        ids = pack_ints([token for _, token in ranked])
+        values = pack_floats([value for value, _ in ranked])
+        state = BeamSearch(params)
+        going = state.advance([array("i")], [[]], [Logprobs(values[:4], ids, values)])
+        assert (bool(going), state.done) == (not done, done)
+
+
 def test_beams_go_on_only_with_what_a_grammar_allows(model: LlamaForCausalLM) -> None:
     def one_way(tokens: list[int]) -> list[int]:
         return [5] if len(tokens) < 4 else [6, 7]

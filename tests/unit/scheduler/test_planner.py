@@ -172,13 +172,14 @@ def test_the_latest_gives_its_blocks_to_the_oldest(arrive: Arrivals) -> None:
     worker.admit(old)
     worker.admit(new)
     preempted: list[Sequence] = []
+    new.proven = True
     while not preempted:
         assert worker.plan(preempted) is not None
         samples = sum(row.samples for row in worker.flights[0].rows)
         answer(worker, *range(50, 50 + samples))
     assert preempted == [new]
     assert worker.preemptions == 1
-    assert (new.slot, new.ordered, list(new.table)) == (None, 0, [])
+    assert (new.slot, new.ordered, list(new.table), new.proven) == (None, 0, [], False)
     worker.check()
 
 

@@ -1,11 +1,15 @@
 """Who is suspected of ending a worker, who runs alone, and who is refused."""
 
+from array import array
+from itertools import count
+
 import pytest
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import (
     PROTOCOL,
     ChoiceState,
+    Finish,
     GatewayHello,
     Message,
     Plan,
@@ -20,6 +24,11 @@ from pagefleet.wire import (
     unpack_ints,
 )
 from pagefleet_scheduler.core import Arrived, Lost, Scheduler
+from pagefleet_scheduler.flights import Accepted, Flight, PlannedRow, Sampled
+from pagefleet_scheduler.quarantine import ALIVE, CERTAIN, DOUBTFUL, Quarantine, turns
+from pagefleet_scheduler.sequence import Request, Sequence
+
+NUMBERS = count()
 
 
 class Cell:
@@ -186,3 +195,114 @@ def test_silence_counts_by_half(cell: Cell) -> None:
             cell.now += 0.4
             cell.handle()
     assert cell.refused() == ["five"]
+
+
+# --- each death by itself --------------------------------------------------------------------
+
+
+def stream(*, slot: int | None = 0, proven: bool = False) -> Sequence:
+    number = next(NUMBERS)
+    prompt, params = array("i", [1]), SamplingParams(max_tokens=8, seed=1)
+    request = Request(f"r{number}", 1, b"g", prompt, params, b"", number, 0.0)
+    return Sequence(request, [0], prompt[:], slot=slot, proven=proven)
+
+
+def flight(*sequences: Sequence, sent: float = 10.0) -> Flight:
+    """A step with a row of each."""
+    rows = [PlannedRow(each, 0, 1, 1, True, array("i")) for each in sequences]
+    return Flight(Plan(1, 0, b"", b""), rows, sent)
+
+
+def die(court: Quarantine, *sequences: Sequence, evidence: float = CERTAIN) -> list[Request]:
+    """A worker is lost that computed these together."""
+    return court.judge([flight(*sequences)] if sequences else [], 10.0, evidence)
+
+
+def gives(court: Quarantine, *sequences: Sequence) -> None:
+    """A step gives each a token."""
+    sampled = [Sampled(each, array("i", [5]), [None]) for each in sequences]
+    court.acquit(Accepted(sampled=sampled))
+
+
+def test_who_died_alone_for_the_first_time_is_only_suspected() -> None:
+    court, suspect = Quarantine(), stream()
+    assert die(court, suspect) == []
+    assert (suspect.suspicion, suspect.crashes) == (1, 0.0)
+    assert die(court, suspect) == []
+    assert die(court, suspect) == [suspect.request]
+
+
+@pytest.mark.parametrize(("silence", "crashes"), [(ALIVE, 1.0), (ALIVE + 0.1, 0.0)])
+def test_who_was_sent_to_a_worker_that_may_have_been_dead_is_not_blamed(
+    silence: float, crashes: float
+) -> None:
+    court, suspect = Quarantine(), stream()
+    die(court, suspect)
+    court.judge([flight(suspect, sent=10.0)], 10.0 - silence, CERTAIN)
+    assert suspect.crashes == crashes
+
+
+def test_who_had_a_token_is_suspected_less_unless_it_was_suspected_before() -> None:
+    court, fresh, proven = Quarantine(), stream(), stream(proven=True)
+    die(court, fresh, proven)
+    assert (fresh.suspicion, proven.suspicion) == (1, 2)
+    fresh.proven, proven.proven = True, False
+    die(court, fresh, proven)
+    assert (fresh.suspicion, proven.suspicion) == (1, 1)
+    assert court.suspected == 2
+
+
+def test_a_token_that_came_after_its_blocks_were_lost_proves_nothing() -> None:
+    court, runs, waits = Quarantine(), stream(), stream(slot=None)
+    gives(court, runs, waits)
+    assert (runs.proven, waits.proven) == (True, False)
+
+
+def test_who_is_suspected_of_another_death_too_is_not_cleared_with_the_guilty() -> None:
+    court = Quarantine()
+    guilty, cleared, suspect, other = [stream() for _ in range(4)]
+    die(court, guilty, cleared, suspect)
+    die(court, suspect, other)
+    die(court, guilty)
+    assert die(court, guilty) == [guilty.request]
+    assert (cleared.suspicion, suspect.suspicion, other.suspicion) == (0, 1, 1)
+
+
+def test_a_death_that_nobody_is_left_to_be_suspected_of_was_chance() -> None:
+    court, first, second = Quarantine(), stream(), stream()
+    die(court, first, second)
+    gives(court, first)
+    assert court.chance == 0
+    court.acquit(Accepted(completed=[second]))
+    assert (court.chance, second.suspicion, court.active) == (1, 0, False)
+
+
+def test_only_a_death_that_was_seen_is_chance_where_nothing_was_computed() -> None:
+    court = Quarantine()
+    die(court, evidence=DOUBTFUL)
+    assert court.chance == 0
+    die(court, evidence=CERTAIN)
+    assert court.chance == 1
+
+
+def test_suspects_that_ended_otherwise_are_forgotten_with_their_deaths() -> None:
+    court, left, suspect = Quarantine(), stream(), stream()
+    die(court, left)
+    left.finish = Finish.ABORT
+    assert not court.active
+    die(court, suspect)
+    assert repr(court) == "<Quarantine 1 deaths to explain, 0 by chance>"
+
+
+def test_who_died_alone_most_is_tried_first_and_nobody_beside_others() -> None:
+    plain, likely, unlikely, crashed = [stream() for _ in range(4)]
+    unlikely.suspicion, likely.suspicion, crashed.suspicion = 2, 1, 2
+    crashed.crashes = 0.5
+    running = [plain, unlikely, likely, crashed]
+    alone = [[crashed], [likely], [unlikely]]
+    assert turns(running, [], 1, trial=True) == [*alone, [plain]]
+    assert turns(running, [], 2, trial=True) == [[plain], *alone]
+    assert turns(running, [], 1, trial=False) == [[plain]]
+    assert turns(running, [flight(plain)], 1, trial=True) == []
+    assert turns(running, [flight(plain)], 2, trial=True) == [[plain]]
+    assert turns(running, [flight(likely)], 2, trial=True) == []
