@@ -17,6 +17,7 @@ from pagefleet.wire import (
     Message,
     Refused,
     WireError,
+    WorkerBye,
     WorkerHello,
     decode_from_gateway,
     decode_from_worker,
@@ -45,6 +46,8 @@ class Server:
         self._gateways = self._hub(settings.gateway_endpoint, context, b"gateway")
         self._workers = self._hub(settings.worker_endpoint, context, b"worker")
         self._hub_of: dict[bytes, Hub] = {}
+        self._leaving: set[bytes] = set()
+        """Workers that have said goodbye, until their processes end."""
         self._watch = ProcessWatch()
         self._woken, self._waker = socket.socketpair()
         self._poller = zmq.Poller()
@@ -96,8 +99,13 @@ class Server:
         for fd in readable:
             if fd in self._watch:
                 self._poller.unregister(fd)
-                events.append(Lost(self._watch.end(fd)))
-                log.warning("a worker process has ended")
+                peer = self._watch.end(fd)
+                events.append(Lost(peer))
+                if peer in self._leaving:
+                    self._leaving.remove(peer)
+                    log.info("a worker has left")
+                else:
+                    log.warning("a worker process has ended")
         for hub, decode in (
             (self._gateways, decode_from_gateway),
             (self._workers, decode_from_worker),
@@ -113,6 +121,8 @@ class Server:
                 self._hub_of[peer] = hub
                 if isinstance(message, WorkerHello):
                     self._meet(peer, message)
+                elif isinstance(message, WorkerBye) and self._watch.of(peer) is not None:
+                    self._leaving.add(peer)
                 events.append(Arrived(peer, message))
         return events
 
@@ -124,6 +134,7 @@ class Server:
             hello.block_size,
             hello.slots,
         )
+        self._leaving.discard(peer)
         pidfd = self._watch.add(peer, hello)
         if pidfd is not None:
             self._poller.register(pidfd, zmq.POLLIN)
@@ -159,6 +170,6 @@ class Server:
         hub = self._hub_of.get(peer)
         if hub is not None and hub.send(peer, encode(message)):
             return True
-        self._hub_of.pop(peer, None)
-        log.info("a peer cannot be reached: %s is not sent", type(message).__name__)
+        if self._hub_of.pop(peer, None) is not None:  # said once
+            log.info("a peer cannot be reached: %s is not sent", type(message).__name__)
         return False

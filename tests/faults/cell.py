@@ -71,6 +71,11 @@ class Service:
         self._process.kill()
         assert self._process.wait() == -signal.SIGKILL
 
+    def leave(self):
+        """SIGTERM, and wait for its end."""
+        self._process.terminate()
+        assert self._process.wait(PATIENCE) == 0
+
     def restart(self, faults=""):
         """Kill it if it lives, and start it again."""
         if self.alive:

@@ -11,12 +11,14 @@ from tests.faults.conftest import Load, assert_exact, once
 
 def test_its_requests_end_and_others_go_on(cell, questions):
     watch = once(lambda answer: answer.tokens >= 10, cell.gateways[0].kill)
+    lines = cell.scheduler.said("cannot be reached")
     with connected(cell.servers[0]) as sock:
         send(sock, cell.servers[0], questions.ask("greedy", 40, 3000))
         receive_until(sock, b"data: ")
         assert_exact(Load(questions).run(cell, watch, gateway=1))
     assert watch.struck
     wait_until(lambda: cell.held_blocks(gateway=1) == 0)
+    assert cell.scheduler.said("cannot be reached") <= lines + 1
     cell.gateways[0].restart()
     assert_exact(Load(questions).run(cell))
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.faults.cell import wait_until
 from tests.faults.conftest import Load, assert_exact, once
 from tests.faults.proxy import Action
 
@@ -23,6 +24,14 @@ def kill_at(cell, tag, number):
 def test_idle(cell, questions):
     cell.workers[0].kill()
     assert_exact(Load(questions).run(cell))
+
+
+def test_one_that_leaves_is_no_loss(cell, questions):
+    lost, left = map(cell.scheduler.said, ("process has ended", "worker has left"))
+    leave = once(lambda answer: answer.tokens >= 5, cell.workers[0].leave)
+    assert_exact(Load(questions).run(cell, leave))
+    wait_until(lambda: cell.scheduler.said("worker has left") == left + 1)
+    assert cell.scheduler.said("process has ended") == lost
 
 
 @pytest.mark.parametrize("chunk", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4)), 2])
