@@ -110,6 +110,8 @@ def choose_tiling(
         full = _PROGRAMS_PER_PROCESSOR * chip.processors
     elif wide:
         queries, keys, warps, stages = 128, 64, 8, 3
+    elif roomy and matrix_side(head_size) <= 64:
+        queries, keys, warps, stages = 128, 32, 8, 3
     else:
         queries, keys, warps, stages = 64, 32, 4 if roomy else 8, 3
     queries = max(queries, matrix_side(group))
