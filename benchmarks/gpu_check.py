@@ -6,9 +6,10 @@ Needs one NVIDIA GPU with torch 2.11, triton 3.6 or newer, and no network. Where
 installed, PYTHONPATH=shared:kernels:services is enough beside msgspec, safetensors and tokenizers.
 
 First every kernel against float64; then decode attention beside a measured copy, prefill attention
-beside a measured matrix product; then whole steps of a worker, with random weights of an 8B model,
-beside the limit of such a step: weights, keys and values read once, at the rates measured in the
-same run. Without a GPU the kernels run in Triton's interpreter, and nothing is timed.
+beside a measured matrix product, and sampling; then whole steps of a worker, with random weights of
+an 8B model, beside the limit of such a step: weights, keys and values read once, at the rates
+measured in the same run. Without a GPU the kernels run in Triton's interpreter, and nothing is
+timed.
 """
 
 import argparse
@@ -35,7 +36,13 @@ def check_kernels(device: torch.device, seed: int, *, quick: bool) -> Iterator[t
 def measure(device: torch.device, *, quick: bool) -> Iterator[tuple[bool, str]]:
     """The lines of everything that is timed, and whether it could be: no part ends the others."""
     from benchmarks.gpu_correctness import FAILURES, reason
-    from benchmarks.gpu_rates import copy_rate, decode_figures, prefill_figures, product_rate
+    from benchmarks.gpu_rates import (
+        copy_rate,
+        decode_figures,
+        prefill_figures,
+        product_rate,
+        sample_figures,
+    )
     from benchmarks.gpu_step import step_parts
 
     copy, product = copy_rate(device), product_rate(device)
@@ -44,9 +51,10 @@ def measure(device: torch.device, *, quick: bool) -> Iterator[tuple[bool, str]]:
     kernels = [
         ("decode", decode_figures(device, copy)),
         ("prefill", prefill_figures(device, product)),
+        ("sample", sample_figures(device, copy)),
         ("decode, fp8", decode_figures(device, copy, eight_bits=True)),
     ]
-    parts = kernels[:2] if quick else chain(kernels, step_parts(device, copy, product))
+    parts = kernels[:3] if quick else chain(kernels, step_parts(device, copy, product))
     for name, figures in parts:
         try:
             for each in figures:

@@ -1,4 +1,5 @@
-"""How fast the attention kernels are on this GPU, beside a copy and a matrix product.
+"""How fast the kernels are on this GPU that a step waits for longest, beside a copy and a matrix
+product.
 
 Launches are captured in a CUDA graph, as a worker replays them, so that Python's share is left
 out; every launch of a graph reads other blocks, so that no cache serves it.
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pagefleet_kernels.triton_attention import attention
+from pagefleet_kernels.triton_sampling import sample
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 32, 8, 128, 16
 DTYPE = torch.bfloat16
@@ -23,6 +25,9 @@ TOKEN_NUMBERS = 2 * KV_HEADS * HEAD_SIZE
 BATCHES, CONTEXTS = (1, 16, 64, 128), (1024, 4096, 16384)
 PREFILLS = ((1, 0, 8192), (4, 0, 2048), (1, 6144, 2048))
 """(rows, position of the first new token, new tokens)"""
+SAMPLED_ROWS, VOCABULARY = 64, 128256
+SAMPLINGS = (("greedy", 0.0, 0, 1.0), ("drawn", 1.0, 0, 1.0), ("top-k, top-p", 1.0, 50, 0.9))
+"""(name, temperature, top-k, top-p)"""
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,32 @@ def prefill_figures(device: torch.device, product: float) -> Iterator[Figure]:
         case = f"{rows} x {count} tokens after {start}"
         found = f"{rate / 1e12:.0f} TFLOP/s"
         yield Figure("prefill", case, found, f"{product / 1e12:.0f}", rate / product)
+
+
+def sample_figures(device: torch.device, copy: float) -> Iterator[Figure]:
+    """Choosing a token for each of 64 rows, beside one look at their logits."""
+    logits = torch.randn(SAMPLED_ROWS, VOCABULARY, device=device)
+    each = torch.arange(SAMPLED_ROWS, device=device)
+    for name, temperature, top_k, top_p in SAMPLINGS:
+        columns = (
+            logits,
+            each,
+            torch.full_like(each, temperature, dtype=torch.float32),
+            torch.full_like(each, top_k, dtype=torch.int32),
+            torch.full_like(each, top_p, dtype=torch.float64),
+            torch.zeros_like(each, dtype=torch.float32),
+            each,
+            each.int(),
+            each.int(),
+        )
+
+        def work(_: int, columns: tuple[Tensor, ...] = columns) -> Tensor:
+            return sample(*columns)
+
+        seconds = seconds_of(work, 4)
+        limit = logits.nbytes / copy
+        case, found = f"{SAMPLED_ROWS} x {VOCABULARY}, {name}", f"{seconds * 1e6:.0f} us"
+        yield Figure("sample", case, found, f"{limit * 1e6:.0f}", limit / seconds)
 
 
 def _caches(blocks: int, device: torch.device) -> Tensor:
