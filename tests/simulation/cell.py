@@ -60,6 +60,8 @@ class Scenario:
     workers: int = 2
     gateways: int = 1
     blocks: int = 40
+    lacking: int = 0
+    """Of them, at the last worker."""
     block_size: int = 4
     slots: int = 6
     budget: int = 16
@@ -264,7 +266,7 @@ class Cell:
             fingerprint="echo",
             numerics=scenario.classes[worker % len(scenario.classes)],
             block_size=scenario.block_size,
-            blocks=scenario.blocks,
+            blocks=scenario.blocks - scenario.lacking * (worker == scenario.workers - 1),
             slots=scenario.slots,
             max_model_len=LONGEST,
             max_batched_tokens=scenario.budget,

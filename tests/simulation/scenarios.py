@@ -89,7 +89,15 @@ def random_scenario(seed: int) -> Scenario:
     )
     if not scenario.caching:
         scenario = replace(scenario, blocks=max(scenario.blocks, UNSHARED_SEARCH))
+    if workers > 1 and draw.random() < 0.3:
+        scenario = with_a_small_worker(scenario)
     return scenario
+
+
+def with_a_small_worker(scenario: Scenario) -> Scenario:
+    """Some requests do not fit the last worker, and are refused while there is no other."""
+    wishes = [replace(wish, refusals=wish.refusals | {"too_long"}) for wish in scenario.wishes]
+    return replace(scenario, lacking=scenario.blocks - 10, wishes=wishes)
 
 
 def with_deadline(wish: Wish, seconds: float | None) -> Wish:
