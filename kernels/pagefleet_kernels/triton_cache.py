@@ -29,7 +29,7 @@ def _stored(
     """Values of the heads as a cache of that type holds them."""
     if tl.uint8 == TYPE:
         scale = tl.load(scales + heads, mask=mask, other=1.0)
-        stored = encode(values.to(tl.float32) / scale, NATIVE)
+        stored = encode(tl.div_rn(values.to(tl.float32), scale), NATIVE)
     else:
         stored = values.to(TYPE)
     return stored
