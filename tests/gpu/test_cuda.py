@@ -1,5 +1,6 @@
 """What only a GPU can show: captured graphs, and steps that wait for nothing."""
 
+import multiprocessing
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 from pagefleet.params import SamplingParams
+from pagefleet_worker.interface import DeviceLostError
 from pagefleet_worker.rehearsal import rehearse
+from pagefleet_worker.transfer import Download, telling_loss
 from tests.driver import Driver
 from tests.gpu.engines import greedy, random_prompts, seen, triton_engine
 
@@ -61,3 +64,22 @@ def test_steps_are_ordered_without_waiting_for_the_device(
     last.land()
     assert not any(stream.errors for stream in streams)
     assert all(len(stream.output) == 9 for stream in streams)
+
+
+def lose_the_device() -> None:
+    device = torch.device("cuda")
+    numbers, beyond = torch.zeros(4, device=device), torch.tensor([9], device=device)
+    with pytest.raises(DeviceLostError), telling_loss(device):
+        Download([numbers[beyond]]).tensors()
+
+
+def test_an_error_of_a_kernel_loses_the_device() -> None:
+    process = multiprocessing.get_context("spawn").Process(target=lose_the_device)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_a_lack_of_memory_does_not(device: torch.device) -> None:
+    with pytest.raises(torch.OutOfMemoryError), telling_loss(device):
+        torch.empty(1 << 50, dtype=torch.uint8, device=device)
