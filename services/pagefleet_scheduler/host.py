@@ -45,15 +45,16 @@ class HostTier:
         self.pool.settle()
         self._out[target] = block
 
-    def match(self, keys: Sequence[BlockKey], history: History) -> list[int]:
-        """The host blocks that go on where the device's hits end."""
-        return self.pool.follow(keys, history)[0] if self.worthwhile else []
+    def hold(self, keys: Sequence[BlockKey], history: History) -> list[int]:
+        """The host blocks that go on where the device's hits end, held until they are moved."""
+        found, _ = self.pool.follow(keys, history)
+        for block in found:
+            self.pool.share(block)
+        return found
 
-    def bring_back(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def bring_back(self, held: Sequence[int], targets: Sequence[int]) -> None:
         """Move host blocks to device blocks that a sequence was given."""
-        for source, target in zip(sources, targets, strict=True):
-            self.pool.share(source)
-            self._in[target] = source
+        self._in.update(zip(targets, held, strict=True))
 
     def cancel(self, table: Sequence[int]) -> None:
         """The device blocks of a table are given back: nothing must be moved there any more."""

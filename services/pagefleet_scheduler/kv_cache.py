@@ -45,9 +45,9 @@ class KVCache:
         hits, history = self._match(keys, sequence)
         for block in hits:
             self.pool.share(block)
+        from_host = self.host.hold(keys[len(hits) :], history)  # before it evicts them
         count = self.blocks_for(len(sequence.tokens)) - len(hits)
         fresh = [self.pool.allocate() for _ in range(count)]
-        from_host = self.host.match(keys[len(hits) :], history)
         self.host.bring_back(from_host, fresh[: len(from_host)])
         sequence.append_blocks(hits + fresh)
         sequence.indexed = len(hits)

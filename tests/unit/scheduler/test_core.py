@@ -36,6 +36,7 @@ from pagefleet.wire import (
     unpack_ints,
 )
 from pagefleet_scheduler.core import Arrived, Event, Lost, Scheduler, Unreachable
+from pagefleet_scheduler.placement import REFUSALS
 from pagefleet_scheduler.queue import Room
 
 EPOCH = 1 << 20
@@ -164,6 +165,29 @@ def test_what_is_handed_in_again_waits_for_a_worker_that_can_hold_it(cell: Cell)
     assert len(cell.plans(b"large")) == 2
 
 
+def test_the_wait_for_a_worker_begins_when_the_last_one_is_lost() -> None:
+    cell = Cell(Scheduler(EPOCH, check=True, worker_wait=1.0))
+    epoch = cell.join()
+    for _ in range(5):
+        cell.now += 0.4
+        cell.tell(b"w", WorkerBeat(epoch, int(cell.now * 10), True))
+    cell.submit(age=300.0)
+    cell.events(Lost(b"w"))
+    for tick in range(8):
+        cell.now += 0.4
+        cell.tell(b"g", GatewayHello(PROTOCOL))
+        assert cell.scheduler.requests or tick > 1
+    assert not cell.scheduler.requests
+
+
+def test_many_that_fit_nowhere_keep_nobody_waiting(cell: Cell) -> None:
+    cell.join(blocks=4)
+    for number in range(REFUSALS):
+        cell.submit(f"large{number}", prompt=40, attempt=2)
+    cell.submit("small")
+    assert len(cell.plans()) == 2
+
+
 def test_what_can_never_fit_is_refused_at_once(cell: Cell) -> None:
     cell.join(blocks=4)
     (rejected,) = cell.submit(prompt=10, max_tokens=8)
@@ -207,13 +231,17 @@ def test_abort_frees_every_block_at_once(cell: Cell) -> None:
     assert (planner.cache.pool.held, planner.running) == (0, [])
 
 
-def test_choices_aborted_before_their_first_token(cell: Cell) -> None:
+@pytest.mark.parametrize("gone", [0, 1])
+def test_choices_aborted_before_their_first_token(cell: Cell, gone: int) -> None:
     cell.join()
     cell.submit(choices=3)
-    cell.tell(b"g", Abort("r", 0, [0]))
+    cell.tell(b"g", Abort("r", 0, [gone]))
     cell.answer(cell.plans()[0], 50, 51, 52)
-    assert [(choice, tokens) for choice, _, tokens, _ in cell.outputs()] == [(1, [51]), (2, [52])]
-    cell.tell(b"g", Abort("r", 0, [1, 2]))
+    assert [(choice, tokens) for choice, _, tokens, _ in cell.outputs()] == [
+        (1 - gone, [51 - gone]),
+        (2, [52]),
+    ]
+    cell.tell(b"g", Abort("r", 0, [1 - gone, 2]))
     assert not cell.scheduler.requests
 
 
@@ -508,6 +536,23 @@ def test_the_end_of_a_choice_is_sent_again_while_others_go_on(cell: Cell) -> Non
     assert (0, 0, [7], Finish.STOP) in cell.outputs()
 
 
+def test_an_end_without_a_token_is_sent_again(cell: Cell) -> None:
+    cell.join()
+    states = [ChoiceState(0, pack_ints([50, 7])), ChoiceState(1, pack_ints([51]))]
+    cell.submit(states=states, attempt=2, eos_token_ids=(7,), max_tokens=9)
+    assert cell.outputs() == [(0, 2, [], Finish.STOP)]
+    lost = GatewayBeat([OpenRequest("r", 2, {0: 2, 1: 1})])
+    cell.tell(b"g", lost)
+    assert cell.outputs() == [(0, 2, [], Finish.STOP)] * 2
+
+
+def test_what_is_known_under_another_attempt_has_to_be_submitted(cell: Cell) -> None:
+    cell.submit(attempt=1)
+    pulse = cell.tell(b"g", GatewayBeat([OpenRequest("r", 2, {0: 0})]))[-1]
+    assert isinstance(pulse, Pulse)
+    assert pulse.unknown == ["r"]
+
+
 def test_a_new_scheduler_says_what_it_does_not_know(cell: Cell) -> None:
     line = OpenRequest("r", 0, {0: 1})
     (pulse,) = cell.tell(b"g", GatewayBeat([line]))
@@ -542,6 +587,8 @@ def test_an_older_attempt_is_void(cell: Cell) -> None:
     cell.submit(attempt=0)
     cell.submit(attempt=1)
     assert len(cell.plans()) == 2
+    cell.answer(cell.plans()[0], 50)
+    assert cell.outputs() == [(0, 0, [50], None)]
     cell.tell(b"g", Abort("r", 0))
     assert [request.id for request in cell.scheduler.requests] == ["r"]
     cell.submit(attempt=2)
@@ -583,14 +630,34 @@ def test_a_deadline_ends_a_request_wherever_it_is(cell: Cell, choices: int) -> N
     assert not cell.scheduler.requests
 
 
+def test_a_later_attempt_has_its_own_deadline(cell: Cell) -> None:
+    epoch = cell.join()
+    cell.submit(attempt=1, max_tokens=50, left=1.0)
+    cell.submit(attempt=2, max_tokens=50, left=2.0)
+    for expected in (1, 0):
+        cell.now += 1.1
+        cell.tell(b"w", WorkerBeat(epoch, int(cell.now * 10), True))
+        assert len(cell.scheduler.requests) == expected
+
+
+def test_a_credit_that_was_overtaken_takes_nothing_back(cell: Cell) -> None:
+    cell.join()
+    cell.submit(max_tokens=9, window=1)
+    cell.tell(b"g", Credit("r", 0, {0: 2}))
+    cell.tell(b"g", Credit("r", 0, {0: 1}))
+    cell.answer(cell.plans()[0], 50)
+    cell.answer(cell.plans()[1], 51)
+    assert [tokens for _, _, tokens, _ in cell.outputs()] == [[50], [51]]
+
+
 def test_a_choice_pauses_when_its_credit_is_used(cell: Cell) -> None:
     epoch = cell.join()
     cell.submit(max_tokens=9, window=2)
     cell.answer(cell.plans()[0], 50)
     cell.answer(cell.plans()[1], 51)
     assert len(cell.plans()) == 2
-    for _ in range(3):
-        cell.now += 1.0
+    for _ in range(8):
+        cell.now += 0.4
         cell.tell(b"w", WorkerBeat(epoch, 0, False))
         pulse = cell.tell(b"g", GatewayBeat([OpenRequest("r", 0, {0: 2})]))[-1]
         assert isinstance(pulse, Pulse)

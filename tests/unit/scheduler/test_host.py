@@ -55,9 +55,14 @@ class Device:
 
     def found(self, keys: list[BlockKey]) -> list[int]:
         """Host blocks that hold a sequence's beginning, of which the device has nothing."""
-        hits, history = self.pool.match(b"", keys)
-        assert hits == []
-        return self.host.match(keys, history)
+        assert self.pool.match(b"", keys)[0] == []
+        return self.host.pool.match(b"", keys)[0]
+
+    def bring_back(self, keys: list[BlockKey], targets: list[int]) -> list[int]:
+        """Give a sequence's beginning these blocks; returns the host's that hold it."""
+        held = self.host.hold(keys, self.pool.match(b"", [])[1])
+        self.host.bring_back(held, targets)
+        return held
 
 
 def test_what_is_evicted_is_found_again_in_order() -> None:
@@ -68,7 +73,7 @@ def test_what_is_evicted_is_found_again_in_order() -> None:
     assert (out[::2], none) == ([*reversed(table)], [])
     found = device.found(keys)
     assert found == [*reversed(out[1::2])]
-    device.host.bring_back(found[:2], taken[:2])
+    assert device.bring_back(keys[:2], taken[:2]) == found[:2]
     device.host.check()
     assert device.host.take_orders() == ([], [found[0], taken[0], found[1], taken[1]])
     assert (device.host.moved_out, device.host.moved_in) == (3, 2)
@@ -91,7 +96,7 @@ def test_what_the_host_holds_already_is_not_moved_out_again() -> None:
     device = Device(blocks=2, host_blocks=4)
     _, keys = device.cache(2)
     taken = device.take(2)
-    device.host.bring_back(device.found(keys), taken)
+    device.bring_back(keys, taken)
     device.host.take_orders()
     device.index(taken, keys)
     device.free(taken)
@@ -105,8 +110,7 @@ def test_what_the_next_plan_reads_stays_until_then() -> None:
     _, wanted = device.cache(1)
     held = device.take(3)
     device.free(held[1:])
-    found = device.found(wanted)
-    device.host.bring_back(found, held[:1])
+    found = device.bring_back(wanted, held[:1])
     device.cache(2)
     device.take(2)
     assert device.found(wanted) == found
@@ -119,8 +123,7 @@ def test_nothing_is_moved_to_a_block_that_was_given_back() -> None:
     device = Device(blocks=4, host_blocks=4)
     _, keys = device.cache(4)
     first, second = device.take(2), device.take(2)
-    found = device.found(keys)
-    device.host.bring_back(found, [*first, *second])
+    found = device.bring_back(keys, [*first, *second])
     device.free(first)
     device.host.check()
     assert device.host.take_orders()[1] == [found[2], second[0], found[3], second[1]]

@@ -14,6 +14,7 @@ from pagefleet.wire import (
     Pulse,
     WorkerBeat,
 )
+from pagefleet_scheduler.liveness import FIRST_WORD, LONGEST_SILENCE, WORKER_SILENCE
 from tests.unit.scheduler.test_core import Cell
 
 BEAT, TICK = 0.2, 0.05
@@ -110,6 +111,42 @@ def test_a_step_that_takes_long_is_no_stall(cell: Cell) -> None:
         lambda message: isinstance(message, Fence) or says_stalled(message),
     )
     assert stalled == 10.0
+
+
+def test_the_first_request_after_a_rest_is_no_stall() -> None:
+    cell = Cell()
+    epoch = cell.join()
+    pass_time(cell, 5.0, lambda count: WorkerBeat(epoch, 0, False))
+    cell.submit()
+    pulse = cell.tell(b"g", GatewayBeat([OpenRequest("r", 0, {0: 0})]))[-1]
+    assert isinstance(pulse, Pulse)
+    assert not pulse.stalled
+
+
+@pytest.mark.parametrize(
+    ("pause", "patience"), [(0.2, WORKER_SILENCE), (0.6, 1.2), (1.4, LONGEST_SILENCE)]
+)
+def test_whose_words_were_late_is_waited_for_longer(
+    cell: Cell, pause: float, patience: float
+) -> None:
+    cell.join()
+    worker = next(iter(cell.scheduler.workers))
+    assert not worker.silent(cell.now + FIRST_WORD)
+    for words in range(3):
+        worker.hear(cell.now + words * pause)
+    heard = cell.now + 2 * pause
+    assert not worker.silent(heard + patience - 0.01)
+    assert worker.silent(heard + patience + 0.01)
+
+
+def test_whose_layers_are_slow_is_not_taken_to_hang(cell: Cell) -> None:
+    epoch = cell.join()
+    worker = next(iter(cell.scheduler.workers))
+    for layer in range(3):
+        worker.beat(WorkerBeat(epoch, layer, True), cell.now + layer * 0.5)
+    progressed = cell.now + 2 * 0.5
+    assert not worker.hangs(progressed + 4 * 0.5 - 0.01)
+    assert worker.hangs(progressed + 4 * 0.5 + 0.01)
 
 
 def test_a_cell_without_requests_is_never_stalled() -> None:
