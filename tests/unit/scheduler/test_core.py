@@ -27,6 +27,7 @@ from pagefleet.wire import (
     Result,
     RowError,
     Submit,
+    TenantUse,
     ToScheduler,
     Welcome,
     WorkerBeat,
@@ -72,7 +73,8 @@ class Cell:
     ) -> list[Message]:
         attempt = fields.pop("attempt", 0)
         states = fields.pop("states", [ChoiceState(index) for index in range(choices)])
-        limits = {name: fields.pop(name) for name in ("left", "window", "age") if name in fields}
+        names = ("left", "window", "age", "continues")
+        limits = {name: fields.pop(name) for name in names if name in fields}
         params = SamplingParams(**({"max_tokens": 3, "seed": 1} | fields))  # type: ignore[arg-type]
         ids = pack_ints(range(prompt))
         return self.tell(b"g", Submit(request, attempt, ids, params, states, **limits))  # type: ignore[arg-type]
@@ -361,11 +363,12 @@ def test_who_waits_for_one_worker_keeps_nobody_from_another(cell: Cell) -> None:
 
 
 def test_its_own_absence_is_not_the_silence_of_others(cell: Cell) -> None:
-    cell.join()
+    epoch = cell.join()
     cell.submit()
     cell.answer(cell.plans()[0], 50)
     cell.now += 60
     assert cell.events() == []
+    assert cell.tell(b"w", WorkerBeat(epoch, 1, False)) == []
     cell.now += 0.4
     assert cell.events() == []
     cell.answer(cell.plans()[1], 51)
@@ -501,6 +504,16 @@ def test_a_failed_row_ends_its_request_and_no_other(cell: Cell) -> None:
     assert [request.id for request in cell.scheduler.requests] == ["good"]
 
 
+def test_a_request_of_which_two_rows_fail_is_refused_once(cell: Cell) -> None:
+    cell.join()
+    cell.submit(choices=2)
+    cell.answer(cell.plans()[0], 50, 51)
+    plan = cell.plans()[1]
+    errors = [RowError(0, "NaN"), RowError(1, "NaN")]
+    sent = cell.tell(b"w", Result(plan.epoch, plan.step, pack_ints([52, 53]), errors=errors))
+    assert len([message for message in sent if isinstance(message, Rejected)]) == 1
+
+
 def test_a_row_that_its_own_masks_leave_without_a_token_is_its_clients_fault(cell: Cell) -> None:
     cell.join()
     cell.submit("masked", allowed_token_ids=(5,), bad_words=((5,),))
@@ -630,6 +643,27 @@ def test_a_deadline_ends_a_request_wherever_it_is(cell: Cell, choices: int) -> N
     assert not cell.scheduler.requests
 
 
+def test_a_stream_that_moved_and_is_submitted_again_goes_on(cell: Cell) -> None:
+    cell.join()
+    cell.submit("old", max_tokens=9, window=9)
+    cell.submit("new", max_tokens=9, window=9, continues="old", attempt=1)
+    assert [request.id for request in cell.scheduler.requests] == ["new"]
+    cell.submit("new", max_tokens=9, window=9, continues="old", attempt=2)
+    cell.answer(cell.plans()[0], 50)
+    cell.answer(cell.plans()[1], 51)
+    cell.answer(cell.plans()[2], 60)
+    assert cell.outputs() == [(0, 0, [60], None)]
+
+
+def test_what_a_lost_gateway_had_open_is_open_nowhere(cell: Cell) -> None:
+    cell.tell(b"other", GatewayBeat([], {"tenant": TenantUse(1, 10, 3)}))
+    for expected in (3, 0):
+        pulse = cell.tell(b"g", GatewayBeat([], {}))[-1]
+        assert isinstance(pulse, Pulse)
+        assert sum(use.open for use in pulse.elsewhere.values()) == expected
+        cell.events(Lost(b"other"))
+
+
 def test_a_later_attempt_has_its_own_deadline(cell: Cell) -> None:
     epoch = cell.join()
     cell.submit(attempt=1, max_tokens=50, left=1.0)
@@ -643,11 +677,11 @@ def test_a_later_attempt_has_its_own_deadline(cell: Cell) -> None:
 def test_a_credit_that_was_overtaken_takes_nothing_back(cell: Cell) -> None:
     cell.join()
     cell.submit(max_tokens=9, window=1)
+    cell.tell(b"g", Credit("r", 0, {0: 3}))
     cell.tell(b"g", Credit("r", 0, {0: 2}))
-    cell.tell(b"g", Credit("r", 0, {0: 1}))
-    cell.answer(cell.plans()[0], 50)
-    cell.answer(cell.plans()[1], 51)
-    assert [tokens for _, _, tokens, _ in cell.outputs()] == [[50], [51]]
+    for number, token in enumerate((50, 51, 52)):
+        cell.answer(cell.plans()[number], token)
+    assert [tokens for _, _, tokens, _ in cell.outputs()] == [[50], [51], [52]]
 
 
 def test_a_choice_pauses_when_its_credit_is_used(cell: Cell) -> None:

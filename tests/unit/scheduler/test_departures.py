@@ -63,6 +63,11 @@ def test_nobody_else_gets_them(change: Callable[[Request], None]) -> None:
     assert len(kept.take("r", make_request())) == 2
 
 
+def test_only_an_open_stream_that_has_all_choices_can_move() -> None:
+    assert can_move(make_request("r", 4, 4), make_request("other"), {0, 1})
+    assert not can_move(make_request("r", 4, 4), make_request("other"), {0, 2})
+
+
 def test_what_is_too_old_is_forgotten() -> None:
     kept = Departures()
     kept.keep(make_request("r", 4, 4), 0.0)

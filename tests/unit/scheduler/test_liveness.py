@@ -139,6 +139,22 @@ def test_whose_words_were_late_is_waited_for_longer(
     assert worker.silent(heard + patience + 0.01)
 
 
+def test_the_time_until_its_first_word_says_nothing_of_the_next(cell: Cell) -> None:
+    cell.join()
+    worker = next(iter(cell.scheduler.workers))
+    worker.hear(cell.now + 1.4)
+    assert worker.silent(cell.now + 1.4 + WORKER_SILENCE + 0.01)
+
+
+def test_a_worker_whose_results_come_is_not_silent(cell: Cell) -> None:
+    cell.join()
+    for number in range(8):
+        cell.now += 0.4
+        cell.tell(b"g", GatewayHello(PROTOCOL))
+        cell.answer(cell.plans()[number], 50)
+    assert not [message for _, message in cell.sent if isinstance(message, Fence)]
+
+
 def test_whose_layers_are_slow_is_not_taken_to_hang(cell: Cell) -> None:
     epoch = cell.join()
     worker = next(iter(cell.scheduler.workers))
