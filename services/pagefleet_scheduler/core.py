@@ -171,6 +171,11 @@ class Scheduler:
         assert all(request.gateway in self.gateways for request in self.requests)
 
     @property
+    def due(self) -> float:
+        """When `handle` is to be called next, though nothing has happened."""
+        return self.workers.next_order(self._now)
+
+    @property
     def stalled(self) -> bool:
         """Whether a request could go on and nothing has been computed for a while."""
         return self._now - self.workers.progressed > STALL and any(

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+from math import ceil
 from types import FrameType
 
 import zmq
@@ -94,7 +95,8 @@ class Server:
         self._waker.send(b"\0")
 
     def _receive(self) -> list[Event]:
-        readable = dict(self._poller.poll(TICK_MS))
+        due = 1e3 * (self._scheduler.due - time.monotonic())
+        readable = dict(self._poller.poll(ceil(max(min(due, TICK_MS), 0))))
         events: list[Event] = []
         for fd in readable:
             if fd in self._watch:

@@ -7,6 +7,7 @@ place, and `quarantine` judges who may have ended it.
 """
 
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import TypeAlias
 
 from pagefleet.wire import Fence, Join, Reason, Refused, Result, WorkerBeat, WorkerBye, WorkerHello
@@ -115,6 +116,7 @@ class Workers:
         try:
             keep(result, flights)
             while flights and (oldest := flights[0].result):
+                worker.pace.landed(flights[0], now)
                 accepted = worker.planner.accept(oldest)
                 self._placement.quarantine.acquit(accepted)
                 self._figures.accepted(accepted, now)
@@ -160,10 +162,14 @@ class Workers:
     def order_steps(self, now: float) -> None:
         """Send each the steps that it can be ordered now."""
         for peer, worker in self._members.items():
-            while plan := self._placement.plan(worker.planner):
+            while worker.due <= now and (plan := self._placement.plan(worker.planner)):
                 worker.planner.flights[-1].sent = now
                 self._figures.ordered(plan)
                 self._outbox.send(peer, plan)
+
+    def next_order(self, now: float) -> float:
+        """When one is next to be ordered a step, if nothing comes before that."""
+        return min((worker.due for worker in self if worker.due > now), default=inf)
 
     def _let_in(self, peer: bytes, worker: Worker) -> None:
         """Tell a worker its epoch, again if need be, with all that was ordered under it."""

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 
 import torch
 
+from pagefleet.size_class import size_class
+
 _TRIAL_STEPS = 4
 """Steps on either number of threads whose medians are compared."""
 
@@ -87,9 +89,3 @@ class Team:
         began = time.perf_counter()
         yield
         climb.took(time.perf_counter() - began)
-
-
-def size_class(tokens: int) -> int:
-    """A number that batches share if they differ by a quarter at most: the three leading bits."""
-    below = max(tokens.bit_length() - 3, 0)
-    return tokens >> below << below

@@ -76,8 +76,10 @@ class SchedulerProcess(Process):
                 if not self._network.send(self, send.message, send.peer)
             ]
             if not unreachable:
-                return
+                break
             events = unreachable
+        if self.core.due < inf:
+            self.after(self.core.due - self.world.now, self._wake)
 
 
 class GatewayProcess(Process):

@@ -50,8 +50,9 @@ def one_wish(**fixed: int) -> list[Wish]:
 
 
 def test_a_wrong_token_is_found_and_the_story_told() -> None:
+    """It is the last one: of an earlier one the engine would know that it never gave it."""
     lie = Fail(Moment("Outputs", 1), "worker0", "lie")
-    scenario = Scenario(seed=1, workers=1, wishes=one_wish(max_tokens=9), faults=[lie])
+    scenario = Scenario(seed=1, workers=1, wishes=one_wish(max_tokens=3), faults=[lie])
     with pytest.raises(SimulationFailure, match=r"worker0 +lies") as failure:
         Cell(scenario).live()
     assert "choice 0 gets" in str(failure.value)

@@ -1,6 +1,7 @@
 """The scheduler core, event by event: life cycles of requests, gateways and workers."""
 
 from dataclasses import dataclass, field
+from math import inf
 
 import pytest
 
@@ -112,6 +113,26 @@ def test_a_request_from_submit_to_its_end(cell: Cell) -> None:
     assert cell.outputs()[1:] == [(0, 1, [51], None), (0, 2, [52], Finish.LENGTH)]
     assert not cell.scheduler.requests
     assert len(cell.plans()) == 3
+
+
+def test_who_comes_during_a_step_is_in_the_next(cell: Cell) -> None:
+    """Once it is known how long steps take, the next is ordered just before it is needed."""
+    cell.join()
+    cell.submit("early", max_tokens=50)
+    for step in range(3):
+        cell.now += 0.1
+        cell.answer(cell.plans()[step], 50)
+    assert len(cell.plans()) == 4
+    assert cell.now < cell.scheduler.due < cell.now + 0.1
+    due = cell.scheduler.due
+    cell.now += 0.05
+    cell.submit("late", prompt=3)
+    assert len(cell.plans()) == 4
+    assert cell.scheduler.due == due
+    cell.now = due
+    cell.events()
+    assert len(unpack_ints(cell.plans()[4].tokens)) == 1 + 3
+    assert cell.scheduler.due == inf
 
 
 def test_a_stop_token_is_the_last_and_what_was_ordered_after_it_is_ignored(cell: Cell) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pagefleet_worker.team import Climb, Team, size_class
+from pagefleet_worker.team import Climb, Team
 
 Times = Callable[[int], float]
 """Seconds of a step on so many threads."""
@@ -67,14 +67,6 @@ def test_a_single_slow_step_changes_nothing(rng: random.Random) -> None:
     for step in range(5000):
         climb.took((1 / climb.threads) * (20 if step % 50 == 0 else 1))
     assert climb.threads == 2
-
-
-def test_batches_of_a_class_differ_by_a_quarter_at_most() -> None:
-    for tokens in range(1, 5000):
-        same = [
-            each for each in range(tokens, 2 * tokens) if size_class(each) == size_class(tokens)
-        ]
-        assert max(same) <= 1.25 * tokens
 
 
 def test_a_step_runs_on_as_many_threads_as_were_settled_on() -> None:
