@@ -25,6 +25,11 @@ _TRIAL_STEPS = 4
 _PATIENCE = 16, 1024
 """Steps from one trial to the next, at least and at most."""
 
+_HOPELESS = 1.4
+"""A trial of fewer threads ends when its first step takes so many times as long: where products are
+what costs, each would take twice as long.
+"""
+
 _WORTH = 0.05
 """Share of a step's time that the larger number of threads has to save."""
 
@@ -50,7 +55,7 @@ class Climb:
         """A step on `threads` threads is done."""
         self._seconds.append(seconds)
         if self._trial is not None:
-            if len(self._seconds) == 2 * _TRIAL_STEPS:
+            if len(self._seconds) == 2 * _TRIAL_STEPS or self._hopeless(self._trial):
                 self._judge(self._trial)
             return
         self._seconds = self._seconds[-_TRIAL_STEPS:]
@@ -63,8 +68,17 @@ class Climb:
         self._upwards = self._settled < self._most and (self._settled == 1 or not self._upwards)
         return min(self._settled * 2, self._most) if self._upwards else self._settled // 2
 
+    def _hopeless(self, trial: int) -> bool:
+        fastest = min(self._seconds[_TRIAL_STEPS:])
+        return trial < self._settled and fastest > _HOPELESS * self._before
+
+    @property
+    def _before(self) -> float:
+        """Median seconds of a step just before the trial."""
+        return statistics.median(self._seconds[:_TRIAL_STEPS])
+
     def _judge(self, trial: int) -> None:
-        before = statistics.median(self._seconds[:_TRIAL_STEPS])
+        before = self._before
         after = statistics.median(self._seconds[_TRIAL_STEPS:])
         fewer, more = (before, after) if trial > self._settled else (after, before)
         if (more < (1 - _WORTH) * fewer) == (trial > self._settled):

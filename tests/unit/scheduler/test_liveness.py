@@ -15,7 +15,7 @@ from pagefleet.wire import (
     WorkerBeat,
 )
 from pagefleet_scheduler.liveness import FIRST_WORD, LONGEST_SILENCE, WORKER_SILENCE
-from tests.unit.scheduler.test_core import Cell
+from tests.unit.scheduler.core_cell import Cell
 
 BEAT, TICK = 0.2, 0.05
 """Seconds: of gateways and workers, of the scheduler."""

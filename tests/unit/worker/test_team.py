@@ -62,6 +62,27 @@ def test_trials_become_rare(rng: random.Random) -> None:
     assert 0 < tried < 0.01 * 100_000
 
 
+def test_a_trial_of_fewer_threads_that_is_lost_at_once_is_one_step() -> None:
+    """Each of its steps would take twice as long; of the largest, a third of a second more."""
+    climb, trials = Climb(2), [0]
+    for _ in range(1000):
+        if climb.threads == 1:
+            trials[-1] += 1
+        elif trials[-1]:
+            trials.append(0)
+        climb.took(1 / climb.threads)
+    assert len(trials) > 3
+    assert set(trials[:-1]) == {1}
+
+
+def test_a_single_slow_step_of_a_trial_decides_nothing() -> None:
+    climb, tried = Climb(2), 0
+    for _ in range(100):
+        tried += climb.threads == 1
+        climb.took(5.0 if climb.threads == 1 and tried == 2 else 1.0)
+    assert climb.threads == 1
+
+
 def test_a_single_slow_step_changes_nothing(rng: random.Random) -> None:
     climb = Climb(2)
     for step in range(5000):
