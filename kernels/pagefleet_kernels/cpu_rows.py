@@ -78,11 +78,6 @@ class Block:
         return self.head_bytes // WORD_BYTES
 
     @property
-    def panel_bytes(self) -> int:
-        """Size of a panel of keys, and of the values beside it."""
-        return PANEL * self.head_bytes
-
-    @property
     def row_bytes(self) -> int:
         """Size of one row in scratch order."""
         return self.chunks * VECTOR_BYTES
@@ -101,7 +96,7 @@ class Block:
 constant_in_kernels(Block)
 
 
-for _name in ("queries", "head_bytes", "panel_bytes", "row_bytes", "state_bytes", "single", "once"):
+for _name in ("queries", "head_bytes", "row_bytes", "state_bytes", "single", "once"):
     attribute_in_kernels(_name)
 
 
