@@ -4,8 +4,8 @@
 
 The launcher holds the HTTP socket: a port that is taken is said before anything else is done, and
 connections wait in its queue while a gateway starts again, or are taken by its successor while it
-still answers those that it has. The sockets between the services lie in
-a private folder that goes when the launcher ends.
+still answers those that it has. The sockets between the services lie in a private folder that goes
+when the launcher ends, or if that was killed, at the next start (folder.py).
 """
 
 import asyncio
@@ -35,6 +35,7 @@ from pagefleet.settings import (
 )
 from pagefleet_launcher.child import Service, first_of
 from pagefleet_launcher.commands import program
+from pagefleet_launcher.folder import private_folder
 from pagefleet_launcher.greeting import greeting, is_ready, reachable
 from pagefleet_launcher.interrupts import Interrupts
 from pagefleet_launcher.process import Process, say
@@ -109,8 +110,7 @@ def runtime_folder() -> Iterator[Path]:
     """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     usable = os.path.isdir(base) and os.access(base, os.W_OK)
-    with tempfile.TemporaryDirectory(prefix="pagefleet-", dir=base if usable else None) as name:
-        folder = Path(name)
+    with private_folder(Path(base if usable else tempfile.gettempdir())) as folder:
         if len(os.fsencode(folder / _GATEWAYS)) > LONGEST_SOCKET_PATH:
             raise CannotServe(
                 f"the path {folder} is too long for Unix sockets; set TMPDIR to a shorter one."

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from benchmarks.drill.processes import is_alive
+from pagefleet_launcher.folder import private_folder
 from tests.system.serving import pagefleet_serve
 from tests.unit.launcher.conftest import wait_until
 
@@ -121,11 +122,11 @@ def test_whoever_supervises_the_launcher_is_told_that_it_is_ready(tmp_path):
                 assert struct.unpack("3i", credentials[0][2])[0] == serving.process.pid
 
 
-def test_no_service_outlives_a_killed_launcher(serving):
+def test_neither_services_nor_sockets_outlive_a_killed_launcher(serving):
     pids = children(serving).values()
     assert len(pids) == 3
     serving.process.kill()
+    serving.process.wait()
     wait_until(lambda: not any(is_alive(pid) for pid in pids), seconds=2)
-    for path in sockets(serving).iterdir():
-        path.unlink()
-    sockets(serving).rmdir()
+    with private_folder(sockets(serving).parent):
+        assert not sockets(serving).exists()

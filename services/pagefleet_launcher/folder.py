@@ -1,0 +1,52 @@
+"""A private folder that goes with the process that made it, however that ends.
+
+One that is killed cannot remove its folder. So each holds a lock on its own (flock(2)), which the
+kernel lets go of whatever happens, and whoever makes a folder removes those that nobody holds any
+more. No pid is looked at: it may be another process's by now. systemd-tmpfiles, which removes what
+is old, passes over what is locked (tmpfiles.d(5)).
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+PREFIX = "pagefleet-serve-"
+
+
+@contextlib.contextmanager
+def private_folder(base: Path) -> Iterator[Path]:
+    """A folder in `base` that only this user can enter, removed at the end.
+
+    Removes from `base` those of this user whose makers were killed.
+    """
+    for left in base.glob(f"{PREFIX}*"):
+        _remove_if_left(left)
+    # Under a hidden name nobody looks for it until it is locked.
+    made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=base))
+    with _opened(made) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = made.rename(made.with_name(made.name[1:]))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_if_left(folder: Path) -> None:
+    with contextlib.suppress(OSError), _opened(folder) as lock:  # gone, another user's, no folder
+        if os.fstat(lock).st_uid == os.getuid():
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
