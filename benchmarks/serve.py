@@ -4,9 +4,9 @@
 
 Each point (a seed, and a number of clients or a Poisson rate) runs a warm-up, then the measured
 requests, and gives a line of the table; benchmarks/loadgen/metrics.py defines every figure.
-Outputs have exactly the length asked for (ignore_eos), temperature is 0. The same seed asks the
-same questions: a server that was not restarted in between may answer them from its prefix cache,
-and the column `cached` shows it. The exit status is 1 if any request failed.
+Outputs have exactly the length asked for (ignore_eos) and temperature is 0, unless told otherwise.
+The same seed asks the same questions: a server that was not restarted in between may answer them
+from its prefix cache, and the column `cached` shows it. The exit status is 1 if any request failed.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import asyncio
 import sys
 import urllib.request
 from collections.abc import Callable, Sequence
+from math import inf, nan
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ import msgspec
 from benchmarks.loadgen.bench import Bench, Point
 from benchmarks.loadgen.lengths import WORKLOADS, Recorded
 from benchmarks.loadgen.load import Concurrency, Load, PoissonRate
+from benchmarks.loadgen.prompts import Dataset, PromptSource, RandomPrompts
 from benchmarks.loadgen.recording import Server
 from benchmarks.loadgen.report import failures, table
 from benchmarks.loadgen.workload import Workload
@@ -56,18 +58,27 @@ def _bench(options: argparse.Namespace) -> Bench:
     """The benchmark that the options describe.
 
     Raises:
-        OSError: the file of lengths cannot be read, or the server does not list its models.
-        ValueError: the URL or the file of lengths is malformed.
+        OSError: a file cannot be read, or the server does not list its models.
+        ValueError: the URL or a file is malformed.
     """
     workload = Workload(
         options.model or first_model(options.url),
         Recorded.read(options.lengths) if options.lengths else WORKLOADS[options.workload],
         options.longest,
-        options.prefix_tokens,
-        options.token_ids,
+        _prompts(options),
+        options.temperature,
+        options.ignore_eos,
     )
     server = Server.at(options.url)
     return Bench(server, workload, options.requests, options.warmup, options.timeout)
+
+
+def _prompts(options: argparse.Namespace) -> PromptSource:
+    if options.dataset_path is None:
+        return RandomPrompts(options.prefix_tokens, options.token_ids)
+    if options.prefix_tokens or options.token_ids:
+        raise ValueError("--prefix-tokens and --token-ids are for random prompts: leave them out.")
+    return Dataset.read(options.dataset_path)
 
 
 class _Model(msgspec.Struct):
@@ -174,6 +185,26 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
         help="prompts are random token ids below this, exact in length, instead of random words",
     )
     add(
+        "--dataset-path",
+        metavar="FILE",
+        type=Path,
+        help="instead: prompts of a JSONL, as long as they are, in random order; a line has a "
+        "`prompt`, or `messages`, which are asked of /v1/chat/completions (see benchmarks.dataset)",
+    )
+    add(
+        "--temperature",
+        metavar="T",
+        type=_from_zero,
+        default=0.0,
+        help="above 0 the Nth request has the seed N; default: %(default)s",
+    )
+    add(
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether answers have exactly the lengths drawn, or end there at the latest",
+    )
+    add(
         "--seeds",
         metavar="S,...",
         type=_list_of(_whole(0)),
@@ -196,13 +227,24 @@ def _whole(least: int) -> Callable[[str], int]:
 
 
 def _above_zero(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
+    number = _number(text)
+    if not 0 < number < inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return number
+
+
+def _from_zero(text: str) -> float:
+    number = _number(text)
+    if not 0 <= number < inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 0 or more")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return nan
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ _READ_SIZE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where requests go: `path` is put before `/v1/completions`."""
+    """Where requests go: `path` is put before the route, like `/v1/completions`."""
 
     host: str
     port: int
@@ -37,8 +37,14 @@ class Server:
             raise ValueError(f"{url!r} is no URL of a server; write for example http://host:8000")
         return cls(parts.hostname, parts.port or 80, parts.path.rstrip("/"))
 
-    def message(self, connection: h11.Connection, body: bytes, last_id: str = "") -> bytes:
-        """The bytes of an HTTP request for a streamed completion, or its rest behind an event."""
+    def message(
+        self,
+        connection: h11.Connection,
+        body: bytes,
+        last_id: str = "",
+        route: str = "/v1/completions",
+    ) -> bytes:
+        """The bytes of an HTTP request for a streamed answer, or its rest behind an event."""
         headers = {
             "Host": f"{self.host}:{self.port}",
             "Content-Type": "application/json",
@@ -49,7 +55,7 @@ class Server:
         if last_id:
             headers["Last-Event-ID"] = last_id
         head = h11.Request(
-            method="POST", target=f"{self.path}/v1/completions", headers=list(headers.items())
+            method="POST", target=f"{self.path}{route}", headers=list(headers.items())
         )
         events = (head, h11.Data(data=body), h11.EndOfMessage())
         return b"".join(connection.send(event) or b"" for event in events)
@@ -88,7 +94,8 @@ async def record(server: Server, request: Request, due: float, patience: float) 
 async def _exchange(server: Server, recording: Recording) -> None:
     reader, writer = await asyncio.open_connection(server.host, server.port)
     try:
-        writer.write(server.message(recording.connection, recording.request.body))
+        request = recording.request
+        writer.write(server.message(recording.connection, request.body, route=request.route))
         while received := await reader.read(_READ_SIZE):
             recording.times.append(perf_counter())
             recording.reads.append(received)

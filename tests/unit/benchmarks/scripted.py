@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import uvicorn
 from starlette.applications import Starlette
@@ -23,6 +23,10 @@ def choice(text: str, finish: str | None = None) -> bytes:
     return event(choices=[{"index": 0, "text": text, "finish_reason": finish}])
 
 
+def turn(finish: str | None = None, **delta) -> bytes:
+    return event(choices=[{"index": 0, "delta": delta, "finish_reason": finish}])
+
+
 class ScriptedServer:
     """Serves on a free port, in a thread of its own, until `close`.
 
@@ -37,6 +41,7 @@ class ScriptedServer:
         routes = [
             Route("/v1/models", self.models),
             Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.completions, methods=["POST"]),
         ]
         config = uvicorn.Config(
             Starlette(routes=routes), port=0, log_level="critical", lifespan="off", ws="none"
@@ -68,12 +73,23 @@ class ScriptedServer:
     async def stream(self, body: dict) -> AsyncIterator[bytes]:
         while len(self.bodies) < self.gather:
             await asyncio.sleep(0.001)
-        async for piece in self.script(body["model"], body["max_tokens"]):
-            yield piece
+        if "messages" in body:
+            for piece in self.chat(body["max_tokens"]):
+                yield piece
+        else:
+            async for piece in self.script(body["model"], body["max_tokens"]):
+                yield piece
         # The client may ask again as soon as it has the end.
         self.in_flight -= 1
         if body["model"] != "endless":
             yield b"data: [DONE]\n\n"
+
+    def chat(self, tokens: int) -> Iterator[bytes]:
+        yield turn(role="assistant", content="")
+        for _ in range(1, tokens):
+            yield turn(content=" token")
+        yield turn("length", content=" token")
+        yield self.usage(tokens)
 
     async def script(self, model: str, tokens: int) -> AsyncIterator[bytes]:
         yield b": keep-alive\n\n"
@@ -90,7 +106,9 @@ class ScriptedServer:
             yield b'data: {"choices": [\n\n'
         yield choice("", "length")
         if model != "uncounted":
-            given = tokens - (model == "short")
-            details = {"cached_tokens": CACHED}
-            usage = {"prompt_tokens": 10, "completion_tokens": given, "total_tokens": 10 + given}
-            yield event(choices=[], usage={**usage, "prompt_tokens_details": details})
+            yield self.usage(tokens - (model == "short"))
+
+    def usage(self, given: int) -> bytes:
+        details = {"cached_tokens": CACHED}
+        usage = {"prompt_tokens": 10, "completion_tokens": given, "total_tokens": 10 + given}
+        return event(choices=[], usage={**usage, "prompt_tokens_details": details})

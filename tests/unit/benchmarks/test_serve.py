@@ -114,6 +114,33 @@ def test_no_two_points_ask_the_same_but_all_ask_as_much(bench, server):
     assert len({tuple(sorted(body["max_tokens"] for body in point)) for point in points}) == 1
 
 
+def test_a_dataset_is_asked_where_its_lines_belong(bench, server, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(
+        '{"prompt": "Once upon a time"}\n{"messages": [{"role": "user", "content": "Who?"}]}\n'
+    )
+    options = ("--dataset-path", str(file), "--temperature", "0.8")
+    status, report = bench("--requests", "2", "--concurrency", "1", *options)
+    [point] = report["points"]
+    text, chat = sorted(server.bodies, key=lambda body: "messages" in body)
+    assert status == 0
+    assert text["prompt"] == "Once upon a time"
+    assert chat["messages"] == [{"role": "user", "content": "Who?"}]
+    assert {text["temperature"], chat["temperature"]} == {0.8}
+    # A chunk that only says whose turn it is is not a token's.
+    assert [len(each["chunks"]) for each in point["outcomes"]] == [
+        body["max_tokens"] for body in server.bodies
+    ]
+
+
+def test_an_answer_may_be_short_unless_it_has_to_ignore_its_end(bench):
+    options = ("--model", "short", "--requests", "3", "--concurrency", "1", "--longest", "2")
+    exact, _ = bench(*options)
+    free, report = bench(*options, "--no-ignore-eos")
+    assert (exact, free) == (1, 0)
+    assert report["points"][0]["summary"]["mean_output_tokens"] == 1
+
+
 def test_a_server_that_is_not_there_is_said_to_be_down(server, capsys):
     server.close()
     with pytest.raises(SystemExit) as exited:
@@ -129,6 +156,8 @@ def test_a_server_that_is_not_there_is_said_to_be_down(server, capsys):
         ("--rate", "nan", "'nan' is no number above 0"),
         ("--url", "localhost:8000", "is no URL of a server"),
         ("--lengths", "/nowhere.csv", "/nowhere.csv"),
+        ("--dataset-path", "/nowhere.jsonl", "/nowhere.jsonl"),
+        ("--temperature", "-1", "'-1' is no number of 0 or more"),
     ],
 )
 def test_a_malformed_option_ends_with_a_sentence(capsys, option, value, message):
@@ -136,3 +165,11 @@ def test_a_malformed_option_ends_with_a_sentence(capsys, option, value, message)
         main(["--model", "m", option, value])
     assert exited.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_dataset_has_no_random_prefix(capsys, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "Once upon a time"}\n')
+    with pytest.raises(SystemExit):
+        main(["--model", "m", "--dataset-path", str(file), "--prefix-tokens", "4"])
+    assert "--prefix-tokens and --token-ids are for random prompts" in capsys.readouterr().err

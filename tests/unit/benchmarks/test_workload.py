@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.loadgen.lengths import WORKLOADS, Lengths, Recorded
 from benchmarks.loadgen.load import PoissonRate
+from benchmarks.loadgen.prompts import RandomPrompts
 from benchmarks.loadgen.workload import Workload
 
 SEED = random.randrange(1 << 32)
@@ -36,7 +37,8 @@ def test_recorded_lengths_are_the_last_two_columns_of_first_turns(tmp_path):
         recorded = Recorded.read(file)
         assert sorted(recorded.known, key=str) == [Lengths(10, 20), Lengths(600, 1)]
         assert set(recorded.draw(100, random.Random(SEED))) == set(recorded.known)
-        requests = Workload("m", recorded, 512, vocabulary=9).requests(100, SEED, "")
+        workload = Workload("m", recorded, 512, RandomPrompts(vocabulary=9))
+        requests = workload.requests(100, SEED, "")
         assert {len(json.loads(each.body)["prompt"]) for each in requests} == {10, 512}
 
 
@@ -50,7 +52,8 @@ def test_a_file_without_lengths_is_refused(tmp_path, lines):
 
 def test_prompts_of_token_ids_are_exact_and_begin_with_the_prefix():
     lengths = Recorded([Lengths(5, 3), Lengths(9, 4)])
-    requests = Workload("m", lengths, 512, prefix_tokens=40, vocabulary=1000).requests(8, SEED, "a")
+    random_ids = RandomPrompts(prefix_tokens=40, vocabulary=1000)
+    requests = Workload("m", lengths, 512, random_ids).requests(8, SEED, "a")
     bodies = [json.loads(request.body) for request in requests]
     prompts = [body["prompt"] for body in bodies]
     assert {(len(body["prompt"]), body["max_tokens"]) for body in bodies} <= {(45, 3), (49, 4)}
@@ -61,7 +64,7 @@ def test_prompts_of_token_ids_are_exact_and_begin_with_the_prefix():
 
 
 def test_contents_change_the_prompts_but_neither_lengths_nor_prefix():
-    workload = Workload("m", WORKLOADS["instr"], 512, prefix_tokens=7)
+    workload = Workload("m", WORKLOADS["instr"], 512, RandomPrompts(prefix_tokens=7))
     first, same, other = (
         [json.loads(r.body)["prompt"].split() for r in workload.requests(20, SEED, contents)]
         for contents in ("a", "a", "b")
@@ -69,6 +72,17 @@ def test_contents_change_the_prompts_but_neither_lengths_nor_prefix():
     assert first == same != other
     assert [len(words) for words in first] == [len(words) for words in other]
     assert {tuple(words[:7]) for words in first} == {tuple(words[:7]) for words in other}
+
+
+def test_requests_are_greedy_or_have_a_seed_each():
+    lengths, prompts = Recorded([Lengths(5, 3)]), RandomPrompts()
+    greedy = Workload("m", lengths, 512, prompts).requests(3, SEED, "")
+    sampled = Workload("m", lengths, 512, prompts, 0.8, ignore_eos=False).requests(3, SEED, "")
+    bodies = [json.loads(request.body) for request in greedy + sampled]
+    assert [body["temperature"] for body in bodies] == [0] * 3 + [0.8] * 3
+    assert [body.get("seed") for body in bodies] == [None] * 3 + [0, 1, 2]
+    assert [body["ignore_eos"] for body in bodies] == [True] * 3 + [False] * 3
+    assert [request.exact for request in greedy + sampled] == [True] * 3 + [False] * 3
 
 
 def test_poisson_arrivals_have_exponential_gaps():
