@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pagefleet.host import usable_cores
 from pagefleet.notify import BEAT_SECONDS, Notifier
 from pagefleet.prepared import preparation
 from pagefleet.settings import (
@@ -165,7 +166,7 @@ def complete(
         metrics_folder=asked.metrics_folder or str(folder),
         gateway_endpoint=gateway_endpoint,
         worker_endpoint=worker_endpoint,
-        threads=asked.threads or max(1, len(os.sched_getaffinity(0)) // asked.workers),
+        threads=asked.threads or max(1, usable_cores() // asked.workers),
     )
 
 

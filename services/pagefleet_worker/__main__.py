@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pagefleet.host import usable_cores
 from pagefleet.manifest import Manifest, ManifestError
 from pagefleet.observe import configure_logging
 from pagefleet.prepared import prepared_folder
@@ -48,7 +49,7 @@ def build_engine(settings: WorkerSettings, folder: Path, progress: Callable[[], 
     """
     manifest = Manifest.load(folder)
     if settings.engine == "torch":
-        os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads or os.cpu_count()))
+        os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads or usable_cores()))
         # A thread that spins for one whose core somebody else has keeps both from computing: with
         # libgomp's default a step took 20 times as long beside two busy processes on two cores.
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")

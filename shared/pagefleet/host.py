@@ -1,7 +1,13 @@
-"""Which machine this is, and which process: so that a peer's death can be seen at once."""
+"""Which machine and which process this is, so that a peer's death can be seen at once, and how much
+of the machine it may use.
+"""
 
+import contextlib
+import math
 import os
 from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def host_id() -> str:
@@ -21,3 +27,27 @@ def start_time(pid: int) -> int:
     except FileNotFoundError:
         raise ProcessLookupError(f"there is no process {pid}") from None
     return int(stat.rpartition(b")")[2].split()[19])
+
+
+def usable_cores() -> int:
+    """How many cores this process may compute on: those it is bound to (sched_setaffinity(2)), or
+    fewer if its container has a quota of their time.
+    """
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    quota = cores_of_quota(_CGROUPS / own.lstrip("/"))
+    return math.ceil(min(len(os.sched_getaffinity(0)), quota))
+
+
+def cores_of_quota(cgroup: Path) -> float:
+    """The time of cores that a control group and those around it leave a process, per time.
+
+    Infinite without a quota (cgroup v2's `cpu.max`: microseconds, or `max`, and their period).
+    """
+    quotas = [math.inf]
+    for folder in (cgroup, *cgroup.parents):
+        with contextlib.suppress(OSError):  # the root has no such file, nor has cgroup v1
+            quota, period = (folder / "cpu.max").read_text().split()
+            if quota != "max":
+                quotas.append(int(quota) / int(period))
+    return min(quotas)

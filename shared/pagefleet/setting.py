@@ -7,6 +7,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pagefleet.host import usable_cores
+
 
 def parse_size(text: str) -> int:
     """Bytes from `512MiB`, `0.5GiB`, `4GB` or a plain number.
@@ -34,6 +36,21 @@ def parse_tensor_parallel_size(text: str) -> int:
             "at 1 and start more workers (pagefleet serve --workers, each with the whole model)"
         )
     return size
+
+
+def parse_threads(text: str) -> int:
+    """A number of threads that each have a core.
+
+    Raises:
+        ValueError: there are fewer cores.
+    """
+    threads, cores = int(text), usable_cores()
+    if threads > cores:
+        raise ValueError(
+            f"{threads} is more than the number of cores that this process may use, {cores} (its "
+            "CPU affinity and its container's quota count); lower it, or leave it out to use all"
+        )
+    return threads
 
 
 def parse_root_path(text: str) -> str:

@@ -29,6 +29,7 @@ from pagefleet.setting import (
     parse_root_path,
     parse_size,
     parse_tensor_parallel_size,
+    parse_threads,
     setting,
     variable_of,
 )
@@ -198,7 +199,9 @@ class WorkerSettings(ModelSettings):
         "devices that share a model's tensors; more than one is not supported",
         convert=parse_tensor_parallel_size,
     )
-    threads: int | None = setting(None, "cores to compute with, at most; all by default", least=1)
+    threads: int | None = setting(
+        None, "cores to compute with, at most; all by default", least=1, convert=parse_threads
+    )
     block_size: int = setting(
         16, "tokens a block holds, on a CPU a multiple of 16", least=1, most=256
     )

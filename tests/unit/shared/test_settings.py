@@ -40,6 +40,9 @@ def test_booleans_can_be_switched_off_both_ways() -> None:
         (["--gpu-memory-utilization", "nan"], {}, "below"),
         (["--tensor-parallel-size", "2"], {}, "start more workers"),
         ([], {"PAGEFLEET_TENSOR_PARALLEL_SIZE": "0"}, "0 devices cannot share"),
+        (["--threads", "0"], {}, "below 1"),
+        (["--threads", "5000"], {}, "5000 is more than the number of cores"),
+        ([], {"PAGEFLEET_THREADS": "5000"}, "PAGEFLEET_THREADS: 5000 is more than"),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -127,7 +130,7 @@ def test_sizes() -> None:
 def test_flags_carry_every_field_on(cls: type[ServeSettings]) -> None:
     told = settings.parse(
         ServeSettings,
-        ["--port=81", "--no-check", "--kv-cache-memory=1MiB", "--no-lookahead", "--threads=2"],
+        ["--port=81", "--no-check", "--kv-cache-memory=1MiB", "--no-lookahead", "--threads=1"],
         {},
     )
     passed = settings.parse(cls, settings.flags(told, cls), {})

@@ -1,0 +1,36 @@
+import math
+import os
+
+import pytest
+
+from pagefleet.host import cores_of_quota, usable_cores
+
+
+@pytest.fixture
+def affinity():
+    before = os.sched_getaffinity(0)
+    yield before
+    os.sched_setaffinity(0, before)
+
+
+def test_a_process_may_use_the_cores_that_it_is_bound_to(affinity):
+    assert 1 <= usable_cores() <= len(affinity)
+    os.sched_setaffinity(0, {min(affinity)})
+    assert usable_cores() == 1
+
+
+def test_without_a_quota_all_cores_are_there(tmp_path):
+    assert cores_of_quota(tmp_path / "no" / "such" / "group") == math.inf
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cores_of_quota(tmp_path) == math.inf
+
+
+def test_the_tightest_quota_around_a_process_counts(tmp_path):
+    inner = tmp_path / "kubepods" / "pod"
+    inner.mkdir(parents=True)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "kubepods" / "cpu.max").write_text("150000 100000\n")
+    (inner / "cpu.max").write_text("400000 100000\n")
+    assert cores_of_quota(inner) == 1.5
+    (inner / "cpu.max").write_text("50000 100000\n")
+    assert cores_of_quota(inner) == 0.5
