@@ -22,7 +22,7 @@ from bisect import insort
 from collections import deque
 
 from pagefleet.wire import Plan, Result, WorkerHello
-from pagefleet_scheduler.draft import Draft
+from pagefleet_scheduler.plan_writer import PlanWriter
 from pagefleet_scheduler.flights import Accepted, Flight, ResultError, Sampled, agreeing
 from pagefleet_scheduler.kv_cache import KVCache
 from pagefleet_scheduler.quarantine import turns
@@ -176,29 +176,31 @@ class Planner:
             return None
         pool = self.cache.pool
         pool.settle()
-        draft = self._turn(preempted)
-        if not draft.planned and pool.settling:
+        writer = self._turn(preempted)
+        if not writer.planned and pool.settling:
             pool.settle()
-            draft = self._turn(preempted)
-        if not draft.planned:
+            writer = self._turn(preempted)
+        if not writer.planned:
             return None
         slots, swaps = self._slots.take_orders(), self.cache.host.take_orders()
-        plan = draft.plan(self.epoch, self._step, slots, swaps)
-        self.copies += len(draft.copies) // 2
-        self.drafted += draft.drafted
+        plan = writer.plan(self.epoch, self._step, slots, swaps)
+        self.copies += len(writer.copies) // 2
+        self.drafted += writer.drafted
         self._step += 1
-        self.flights.append(Flight(plan, draft.planned))
+        self.flights.append(Flight(plan, writer.planned))
         return plan
 
-    def _turn(self, preempted: list[Sequence]) -> Draft:
-        draft = Draft(self.checking)
+    def _turn(self, preempted: list[Sequence]) -> PlanWriter:
+        writer = PlanWriter(self.checking)
         for sequences in turns(self.running, self.flights, self._step, self.trial):
-            self._fill(draft, sequences, preempted)
-            if draft.planned:
+            self._fill(writer, sequences, preempted)
+            if writer.planned:
                 break
-        return draft
+        return writer
 
-    def _fill(self, draft: Draft, sequences: list[Sequence], preempted: list[Sequence]) -> None:
+    def _fill(
+        self, writer: PlanWriter, sequences: list[Sequence], preempted: list[Sequence]
+    ) -> None:
         able = [
             (sequence, pending)
             for sequence in sequences
@@ -214,11 +216,11 @@ class Planner:
             count = min(pending, max(budget - single, 1), budget)
             if count == 0:
                 break
-            if self._make_writable(sequence, count, draft, preempted):
+            if self._make_writable(sequence, count, writer, preempted):
                 drafts = _NO_DRAFTS
                 if self.drafts and count == pending and sequence.can_draft and not sequence.ahead:
                     drafts = self._propose(sequence, budget - single - count)
-                draft.add_row(sequence, count, drafts)
+                writer.add_row(sequence, count, drafts)
                 budget -= count + len(drafts)
 
     def _waits_to_draft(self, sequence: Sequence) -> bool:
@@ -232,7 +234,7 @@ class Planner:
         return propose(sequence.tokens, min(self.drafts, budget, room, left))
 
     def _make_writable(
-        self, sequence: Sequence, count: int, draft: Draft, preempted: list[Sequence]
+        self, sequence: Sequence, count: int, writer: PlanWriter, preempted: list[Sequence]
     ) -> bool:
         """See that the next positions have blocks that are the sequence's own.
 
@@ -255,7 +257,7 @@ class Planner:
             preempted += self.preempt(victim)
         if copied:
             shared = sequence.table[first]
-            draft.copy(sequence, first, pool.allocate())
+            writer.copy(sequence, first, pool.allocate())
             pool.release([shared])
         sequence.append_blocks([pool.allocate() for _ in range(missing)])
         return True

@@ -11,7 +11,7 @@ from pagefleet_scheduler.flights import PlannedRow
 from pagefleet_scheduler.sequence import Sequence
 
 
-class Draft:
+class PlanWriter:
     """What a plan will say, gathered row by row."""
 
     def __init__(self, with_full_tables: bool) -> None:
@@ -28,7 +28,7 @@ class Draft:
         self._full_tables: list[int] = []
 
     def __repr__(self) -> str:
-        return f"<Draft {len(self.planned)} rows, {len(self._tokens)} tokens>"
+        return f"<PlanWriter {len(self.planned)} rows, {len(self._tokens)} tokens>"
 
     def copy(self, sequence: Sequence, index: int, target: int) -> None:
         """Give a sequence a block of its own for one that it shares, with the same content."""
