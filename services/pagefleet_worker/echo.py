@@ -184,6 +184,8 @@ class EchoEngine:
                 answer.logprobs.append((number, packed))
         answer.tokens.extend(chosen)
         if NO_TOKEN in chosen:
-            answer.errors.append(RowError(index, "the masks leave no token to choose"))
+            drawn = answer.tokens[-len(chosen) * (place - row.end + row.logits) :]
+            if row.taken(drawn) == len(drawn):
+                answer.errors.append(RowError(index, "the masks leave no token to choose"))
         elif place == row.end:
             self._slots.record(row, chosen)

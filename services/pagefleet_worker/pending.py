@@ -97,6 +97,10 @@ class Pending:
     def _errors(self) -> dict[int, str]:
         """Rows that went wrong, and why."""
         reason = "the model's logits are not finite, or no token is allowed"
-        drawn = zip(self.samples.owners, self._settled or [], strict=True)
-        failed = {index: reason for index, token in drawn if token == NO_TOKEN}
+        drawn = list(zip(self.samples.owners, self._settled or [], strict=True))
+        failed = {}
+        for index in {owner for owner, token in drawn if token == NO_TOKEN}:
+            tokens = [token for owner, token in drawn if owner == index]
+            if NO_TOKEN in tokens[: self.step.rows[index].taken(tokens)]:
+                failed[index] = reason
         return failed | self.samples.refused

@@ -116,6 +116,16 @@ class Row:
         """Position after the last input token: where the last sample will stand."""
         return self.start + len(self.tokens)
 
+    def taken(self, samples: Sequence[int]) -> int:
+        """How many of the samples at its last positions can be outputs: none behind a draft that
+        was not sampled, or behind the end of the choice, is.
+        """
+        drafts = self.tokens[len(self.tokens) - self.logits + 1 :]
+        for number, (draft, sample) in enumerate(zip(drafts, samples, strict=False), 1):
+            if draft != sample or self.slot.params.ends(sample):
+                return number
+        return len(samples)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

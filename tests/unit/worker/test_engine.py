@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet.wire import Logprobs, Plan, pack_ints, unpack_floats, unpack_ints
+from pagefleet_worker.draw import NO_TOKEN
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import PlanError
 from pagefleet_worker.loading import load_engine, run_full_step
@@ -217,6 +218,18 @@ def test_drafts_are_judged_in_one_step(engine: TorchEngine, generator: random.Ra
     stream.output = []
     flight.land()
     assert (stream.output, stream.logprobs) == (expected.output, expected.logprobs)
+
+
+def test_no_token_behind_a_wrong_draft_is_no_error(engine: TorchEngine) -> None:
+    params = SamplingParams(max_tokens=3, seed=1, allowed_token_ids=(5,), bad_words=((7, 5),))
+    driver = Driver(engine)
+    stream = driver.open([1, 2, 3], params)
+    stream.output, stream.asked = [7], 1
+    driver.step([stream], logits=2).land()
+    assert (stream.output, stream.errors) == ([7, 5, NO_TOKEN], [])
+    stream = driver.open([1, 2, 7], params)
+    driver.step([stream]).land()
+    assert len(stream.errors) == 1
 
 
 def test_a_row_that_fails_fails_alone(

@@ -30,6 +30,7 @@ from pagefleet_worker.echo_decoder import EchoDecoder, echo_prompt_logprobs, ech
 from pagefleet_worker.interface import EngineFacts, PlanError
 from pagefleet_worker.simulated import build_simulated
 from pagefleet_worker.slots import Row, Slot
+from tests.driver import Driver
 
 DECODER = EchoDecoder(260, (257, 259))
 
@@ -476,6 +477,31 @@ def test_the_masks_of_one_row_do_not_stop_the_others() -> None:
         *echo_tokens(DECODER, [1], params(max_tokens=1)).tokens,
     ]
     assert [error.row for error in result.errors] == [0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "drafts", "tokens", "errors"),
+    [
+        ({"allowed_token_ids": (5,), "bad_words": ((7, 5),)}, [5, 7], [5, 5, NO_TOKEN], 0),
+        ({"allowed_token_ids": (5,), "bad_words": ((5, 5),)}, [5], [5, NO_TOKEN], 1),
+        (
+            {"allowed_token_ids": (5,), "bad_words": ((5, 5),), "stop_token_ids": (5,)},
+            [5],
+            [5, NO_TOKEN],
+            0,
+        ),
+    ],
+    ids=["a wrong draft", "a right one", "the end"],
+)
+def test_to_have_no_token_to_choose_is_an_error_where_one_may_come(
+    changes: dict[str, object], drafts: list[int], tokens: list[int], errors: int
+) -> None:
+    driver = Driver(make_engine())
+    stream = driver.open([1], params(**changes))
+    stream.output, stream.asked = drafts[:], len(drafts)
+    driver.step([stream], logits=1 + len(drafts)).land()
+    assert stream.output[len(drafts) :] == tokens
+    assert len(stream.errors) == errors
 
 
 def test_streams_end_after_tens_to_hundreds_of_tokens(rng: random.Random) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pagefleet.params import SamplingParams
 from pagefleet.wire import SAMPLED, Open, Plan, checksum, pack_ints
 from pagefleet_worker.interface import PlanError
-from pagefleet_worker.slots import Slots
+from pagefleet_worker.slots import Row, Slot, Slots
 
 PARAMS = SamplingParams(max_tokens=8, seed=1)
 SIZE = 4
@@ -134,3 +134,17 @@ def test_a_new_epoch_starts_from_nothing(slots: Slots) -> None:
     slots.clear()
     with pytest.raises(PlanError, match="slot 0 is not open"):
         slots.apply(plan(**(RIGHT | {"step": 0})))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("drafts", "samples", "taken"),
+    [([], [8], 1), ([], [8, 9, 8], 3), ([8, 9], [8, 9, 4], 3), ([8, 9], [8, 4, 4], 2),
+     ([8, 9], [4, 9, 4], 1), ([8, 3], [8, 3, 4], 2), ([8], [3, 4], 1)],
+)  # fmt: skip
+def test_samples_behind_a_wrong_draft_or_an_end_are_not_taken(
+    drafts: list[int], samples: list[int], taken: int
+) -> None:
+    params = SamplingParams(max_tokens=8, seed=1, stop_token_ids=(3,))
+    slot = Slot(params, 2, array("i", [1, 2]), [0], b"")
+    row = Row(0, slot, 0, array("i", [1, 2, *drafts]), 1 + len(drafts))
+    assert row.taken(samples) == taken
