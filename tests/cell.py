@@ -60,10 +60,14 @@ class Worker:
 
 
 class Cell:
-    """See the module's text; the scheduler checks itself after everything that happens."""
+    """See the module's text; unless told not to, the scheduler checks itself after everything that
+    happens.
+    """
 
-    def __init__(self, make_engine: Callable[[], Engine], **options: int) -> None:
-        self.scheduler = Scheduler(1 << 30, check=True, **options)
+    def __init__(
+        self, make_engine: Callable[[], Engine], *, check: bool = True, **options: int
+    ) -> None:
+        self.scheduler = Scheduler(1 << 30, check=check, **options)
         self.make_engine = make_engine
         self.workers: dict[bytes, Worker] = {}
         self.clients: dict[str, Client] = {}

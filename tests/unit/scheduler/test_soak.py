@@ -33,8 +33,15 @@ def resident() -> int:
 
 def soak(rng: random.Random) -> Iterator[int]:
     """Serve all requests, and give the resident memory after every tenth of them."""
-    cell = EchoCell(blocks=80, slots=16, budget=64, host_blocks=20, compute_micros=100.0, drafts=2)
-    cell.scheduler.checking = False
+    cell = EchoCell(
+        blocks=80,
+        slots=16,
+        budget=64,
+        host_blocks=20,
+        compute_micros=100.0,
+        drafts=2,
+        check=False,
+    )
     worker = cell.join()
     for served in range(ROUND, REQUESTS + 1, ROUND):
         submit_some(cell, rng)
