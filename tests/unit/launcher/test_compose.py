@@ -1,5 +1,6 @@
 """What can be checked of compose/ without an engine: that all it names exists."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -10,10 +11,12 @@ import pytest
 import yaml
 
 from pagefleet.settings import GatewaySettings, SchedulerSettings, WorkerSettings, parse
+from pagefleet_gateway.edge import OPEN_PATHS
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = yaml.safe_load((ROOT / "compose/compose.yml").read_text())
 OBSERVE = yaml.safe_load((ROOT / "compose/observe.yml").read_text())["services"]
+GPU = yaml.safe_load((ROOT / "compose/gpu.yml").read_text())["services"]
 SERVICES = COMPOSE["services"]
 SETTINGS = {"gateway": GatewaySettings, "scheduler": SchedulerSettings, "worker": WorkerSettings}
 
@@ -82,6 +85,36 @@ def test_the_gateway_listens_where_its_port_is_published_and_has_time_to_drain()
     assert gateway.host == "0.0.0.0"
     grace = float(SERVICES["gateway"]["stop_grace_period"].removesuffix("s"))
     assert grace > gateway.shutdown_timeout
+
+
+def test_the_gateway_ends_before_the_workers_and_these_before_the_scheduler():
+    """Compose stops who needs others first: open streams have their time with all else there."""
+    order = [SERVICES[service].get("depends_on", {}) for service in ("gateway", "worker")]
+    assert [needed.keys() - {"prepare"} for needed in order] == [{"worker"}, {"scheduler"}]
+
+
+def test_health_is_asked_of_a_route_that_needs_no_key():
+    told = " ".join(SERVICES["gateway"]["healthcheck"]["test"])
+    [url] = re.findall(r"http://[^\"']+", told)
+    assert urlsplit(url).path in OPEN_PATHS
+    assert urlsplit(url).port == settings("gateway").port
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_a_service_runs_as_a_user_who_owns_the_folders_of_the_volumes(service):
+    steps = instructions(f"Dockerfile.{service}")
+    assert steps[-2] == ("USER", "pagefleet")
+    words = shlex.split(dict(steps)["RUN"])
+    assert "--uid 1000" in " ".join(words[words.index("useradd") :])
+    made = words[words.index("install", words.index("useradd")) :]
+    assert made[made.index("--owner") + 1] == "pagefleet"
+
+
+def test_the_gpu_is_reserved_for_the_one_service_that_has_torch():
+    [(name, worker)] = GPU.items()
+    assert SERVICES[name]["build"]["dockerfile"].endswith("Dockerfile.worker")
+    [device] = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
 
 
 def test_what_observes_is_given_files_that_exist():
