@@ -173,7 +173,6 @@ def complete(
 def stages(settings: ServeSettings) -> list[list[Service]]:
     """The processes of the cell, in the order of their start."""
     scheduler = program("scheduler", flags(settings, SchedulerSettings))
-    worker = program("worker", flags(settings, WorkerSettings))
     # Every user of the machine can read a process's arguments, but not its environment.
     public = dataclasses.replace(settings, api_key=None, resume_secret=None)
     gateway = program("gateway", flags(public, GatewaySettings))
@@ -184,12 +183,22 @@ def stages(settings: ServeSettings) -> list[list[Service]]:
     hang = settings.hang_timeout
     return [
         [Service("scheduler", scheduler, hang_timeout=hang, overlaps=False)],
-        [Service(f"worker-{i}", worker, hang_timeout=hang) for i in range(settings.workers)],
+        [
+            Service(f"worker-{i}", _worker(settings, i), hang_timeout=hang)
+            for i in range(settings.workers)
+        ],
         [
             Service(f"gateway-{i}", gateway, fds, secret, hang, retirement=signal.SIGHUP)
             for i in range(settings.gateways)
         ],
     ]
+
+
+def _worker(settings: ServeSettings, number: int) -> list[str]:
+    """The command of one worker, on the device whose turn it is."""
+    devices = settings.device.split(",")
+    own = dataclasses.replace(settings, device=devices[number % len(devices)])
+    return program("worker", flags(own, WorkerSettings))
 
 
 async def _close_when_draining(listener: socket.socket, interrupts: Interrupts) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import re
 import secrets
 import time
 from array import array
@@ -98,9 +99,10 @@ def _load_engine(
     pool = make_pool(config, size.blocks + spare, settings.block_size, kept, device)
     host_pool = make_host_pool(pool, settings.swap_space or 0)
     costs = {} if host_pool is None else _measure_costs(decoder, settings, length, pool, host_pool)
+    exact = _is_exact(kernels, decoder, settings, length)
     facts = EngineFacts(
         fingerprint=manifest.fingerprint,
-        numerics=_numerics_class(config, kernels, decoder, settings, length),
+        numerics=_numerics_class(config, kernels, decoder, settings, exact=exact),
         block_size=settings.block_size,
         blocks=size.blocks,
         slots=settings.max_num_seqs,
@@ -108,6 +110,7 @@ def _load_engine(
         max_batched_tokens=settings.max_num_batched_tokens,
         vocab_size=config.vocab_size,
         host_blocks=0 if host_pool is None else host_pool.shape[2],
+        exact=exact,
         **costs,
     )
     grammars = Grammars.load(folder, manifest)
@@ -260,11 +263,14 @@ def run_full_step(decoder: CausalModel, settings: WorkerSettings, length: int) -
 def _choose_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.partition(":")[0] not in ("cpu", "cuda"):
-        raise ModelError(f"There is no device {name!r}; --device is auto, cpu or cuda.")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ModelError(f"There is no device {name!r}; a worker's --device is auto, cpu or cuda.")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("There is no CUDA device that torch can use; try --device cpu.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ModelError(f"There is no {name}: torch sees {count} CUDA devices, from cuda:0 on.")
     return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else device
 
 
@@ -299,29 +305,39 @@ def _choose_length(wanted: int | None, possible: int) -> int:
     return wanted or possible
 
 
+def _is_exact(
+    kernels: Kernels, decoder: CausalModel, settings: WorkerSettings, length: int
+) -> bool:
+    """Whether a row's bits depend on nothing but its sequence: what is promised is tried out."""
+    if not kernels.invariant:
+        return False
+    rows = min(length, settings.max_num_batched_tokens)
+    if not (exact := is_exact(decoder, settings.block_size, rows)):
+        _log.warning("This machine's products depend on the batch: streams that are moved or "
+                     "preempted may go on differently. Try another --dtype.")  # fmt: skip
+    return exact
+
+
 def _numerics_class(
     config: ModelShape,
     kernels: Kernels,
     decoder: CausalModel,
     settings: WorkerSettings,
-    length: int,
+    *,
+    exact: bool,
 ) -> str:
     """What decides every bit of a stream beside the model; the number of threads does not.
 
     oneDNN chooses its code by a CPU's instructions and cuts matrices by the size of its caches. A
     machine that does not keep its promise is alone in its class, as is a GPU that gives none.
     """
-    device, block_size, exact = decoder.device, settings.block_size, kernels.invariant
+    device = decoder.device
     if device.type == "cpu":
         traits = torch.cpu.get_capabilities().items()
         decisive = sorted((key, value) for key, value in traits if not key.startswith("num_"))
         unit = hashlib.sha256(repr(decisive).encode()).hexdigest()[:12]
     else:
         unit = torch.cuda.get_device_name(device)
-    if exact and not is_exact(decoder, block_size, min(length, settings.max_num_batched_tokens)):
-        _log.warning("This machine's products depend on the batch: streams that are moved or "
-                     "preempted may go on differently. Try another --dtype.")  # fmt: skip
-        exact = False
     name = str(decoder.dtype).removeprefix("torch.")
     if settings.quantization != "none":
         name += f" {settings.quantization}"
@@ -332,4 +348,4 @@ def _numerics_class(
         computed_by += f" transformers-{version('transformers')}"
     unit = f"torch-{torch.__version__} {device.type}-{unit}"
     alone = "" if exact else f" inexact-{secrets.token_hex(4)}"
-    return f"{computed_by} {unit} {name} block-{block_size}{alone}"
+    return f"{computed_by} {unit} {name} block-{settings.block_size}{alone}"

@@ -158,8 +158,12 @@ class SchedulerSettings:
     )
     enable_prefix_caching: bool = setting(True, "share the blocks of equal prefixes")
     lookahead: bool = setting(True, "order the next step before the last one's result is back")
-    speculative_ngram: int = setting(
-        0, "tokens to feed on trial where a sequence repeats itself; 0 is off", least=0, most=64
+    speculative_ngram: int | None = setting(
+        None,
+        "tokens at most to feed on trial where a sequence repeats itself and that pays; 0 is off; "
+        "by default 15 where a worker computes a token to the same bits either way",
+        least=0,
+        most=64,
     )
     check: bool = setting(False, "check every invariant at every step, and send whole tables")
     max_num_queued_reqs: int = setting(10_000, "requests that may wait; more are refused", least=1)
@@ -185,7 +189,11 @@ class WorkerSettings(ModelSettings):
         "only takes its time",
         choices=("torch", "echo", "sim"),
     )
-    device: str = setting("auto", "auto (a GPU where there is one), cpu, cuda or cuda:1")
+    device: str = setting(
+        "auto",
+        "auto (a GPU where there is one), cpu, cuda or cuda:1; pagefleet serve takes several for "
+        "its workers in turn: cuda:0,cuda:1",
+    )
     dtype: str = setting(
         "auto", "of weights and activations", choices=("auto", "float32", "bfloat16", "float16")
     )

@@ -121,6 +121,12 @@ def test_flags_of_other_servers_reach_the_service_that_they_are_for(tmp_path, li
     assert read["gateway-0"].seed == 7
 
 
+def test_workers_take_the_devices_in_turn(tmp_path, listener):
+    read, _ = told(tmp_path, listener, "--workers=3", "--device=cuda:0,cuda:1")
+    devices = [read[f"worker-{number}"].device for number in range(3)]
+    assert devices == ["cuda:0", "cuda:1", "cuda:0"]
+
+
 def test_the_parts_of_a_model_are_chosen_once(tmp_path, listener):
     chosen = ("--tokenizer=other", "--generation-config=none")
     assert set(chosen) < set(preparation(parse(ServeSettings, chosen, env={})))

@@ -40,3 +40,24 @@ def test_a_lack_of_memory_is_told_with_what_to_do(
     monkeypatch.setattr(loading, "load_weights", fill)
     with pytest.raises(ModelError, match=r"lower --gpu-memory-utilization.* allocate 20 GiB"):
         load_engine(prepared_model("llama"), WorkerSettings(device="cpu"), lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("device", "sentence"),
+    [
+        ("tpu", "There is no device 'tpu'"),
+        ("cuda:x", "There is no device 'cuda:x'"),
+        ("cuda:0,cuda:1", "There is no device 'cuda:0,cuda:1'"),
+        ("cuda:2", "There is no cuda:2: torch sees 2 CUDA devices"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(
+    device: str,
+    sentence: str,
+    prepared_model: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ModelError, match=sentence):
+        load_engine(prepared_model("llama"), WorkerSettings(device=device), lambda: None)
