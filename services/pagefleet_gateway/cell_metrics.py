@@ -7,6 +7,7 @@ a worker; what no single worker has (waiting requests) is under `all`.
 from collections.abc import Iterator
 from itertools import accumulate
 from math import inf
+from operator import attrgetter
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -70,6 +71,7 @@ class CellCollector(Collector):
         pulse = self._client.link.pulse
         if health.scheduler and pulse is not None:
             yield from self._of_engines(pulse.engines)
+            yield from self._counts_of_engines(pulse.engines)
             if pulse.cell is not None:
                 yield from self._of_cell(pulse.cell)
 
@@ -109,17 +111,6 @@ class CellCollector(Collector):
             "Share of the KV pool that is in use, 0 to 1.",
             labels=_LABELS,
         )
-        queries = CounterMetricFamily(
-            "vllm:prefix_cache_queries",
-            "Prompt tokens looked up in the prefix cache.",
-            labels=_LABELS,
-        )
-        hits = CounterMetricFamily(
-            "vllm:prefix_cache_hits", "Of these, tokens found.", labels=_LABELS
-        )
-        preemptions = CounterMetricFamily(
-            "vllm:num_preemptions", "Sequences that lost their blocks.", labels=_LABELS
-        )
         config = GaugeMetricFamily(
             "vllm:cache_config_info",
             "Size of the KV pool.",
@@ -132,12 +123,22 @@ class CellCollector(Collector):
             labels = (self._model, str(stats.engine))
             running.add_metric(labels, stats.running)
             usage.add_metric(labels, stats.used_blocks / max(stats.blocks, 1))
-            queries.add_metric(labels, stats.prefix_queries)
-            hits.add_metric(labels, stats.prefix_hits)
-            preemptions.add_metric(labels, stats.preemptions)
             config.add_metric((*labels, str(stats.block_size), str(stats.blocks)), 1)
             free = stats.blocks - stats.used_blocks - stats.cached_blocks
             blocks.add_metric((*labels, "used"), stats.used_blocks)
             blocks.add_metric((*labels, "cached"), stats.cached_blocks)
             blocks.add_metric((*labels, "free"), free)
-        yield from (running, usage, queries, hits, preemptions, config, blocks)
+        yield from (running, usage, config, blocks)
+
+    def _counts_of_engines(self, engines: list[EngineStats]) -> Iterator[Metric]:
+        for name, help, count in (
+            ("prefix_cache_queries", "Prompt tokens looked up.", attrgetter("prefix_queries")),
+            ("prefix_cache_hits", "Of these, tokens found.", attrgetter("prefix_hits")),
+            ("num_preemptions", "Sequences that lost their blocks.", attrgetter("preemptions")),
+            ("spec_decode_num_draft_tokens", "Tokens fed on trial.", attrgetter("drafted")),
+            ("spec_decode_num_accepted_tokens", "Of these, kept.", attrgetter("drafts_kept")),
+        ):
+            family = CounterMetricFamily(f"vllm:{name}", help, labels=_LABELS)
+            for stats in engines:
+                family.add_metric((self._model, str(stats.engine)), count(stats))
+            yield family

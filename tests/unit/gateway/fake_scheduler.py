@@ -168,7 +168,9 @@ class FakeScheduler:
 
     def _pulse(self, unknown: list[str]) -> Pulse:
         running = len(self.running)
-        stats = EngineStats(3, running, 10, 4, 5, 100, 60, 2, block_size=16)
+        stats = EngineStats(
+            3, running, 10, 4, 5, 100, 60, 2, drafted=50, drafts_kept=40, block_size=16
+        )
         engines = [stats] * self.workers
         steps = CellStats([1] * (len(STEP_BOUNDS) + 1), 500, 1, 2, 3, 4, 5, 6_500_000)
         return Pulse(

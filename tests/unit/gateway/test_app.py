@@ -293,7 +293,14 @@ def test_metrics(cell: Cell) -> None:
     assert value("vllm:kv_cache_usage_perc", engine) == 0.4
     sizes = 'block_size="16",engine="3",model_name="echo",num_gpu_blocks="10"'
     assert value("vllm:cache_config_info", sizes) == 1
-    assert value("vllm:prefix_cache_hits_total", engine) == 60
+    counts = {
+        "prefix_cache_queries": 100,
+        "prefix_cache_hits": 60,
+        "num_preemptions": 2,
+        "spec_decode_num_draft_tokens": 50,
+        "spec_decode_num_accepted_tokens": 40,
+    }
+    assert {name: value(f"vllm:{name}_total", engine) for name in counts} == counts
     assert value("pagefleet_blocks", f'{engine},state="free"') == 1
     steps = [value("vllm:iteration_tokens_total" + part) for part in ("_count", "_sum")]
     assert steps == [14, 500]
