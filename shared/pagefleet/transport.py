@@ -13,6 +13,7 @@ A frame is one message. Connections that leave the machine need CURVE, which is 
 only Unix sockets and loopback addresses are taken.
 """
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TypeAlias
@@ -27,6 +28,11 @@ MAX_FRAME_BYTES = 64 * 2**20
 
 QUEUE_LENGTH = 10_000
 """Messages that wait for one peer before it counts as lost."""
+
+MOST_AT_ONCE = 1_000
+"""Frames that a hub gives out in one go. A new scheduler is sent all requests of its cell: between
+them it is to say that it lives, and to answer workers.
+"""
 
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 300, 900
 _MAX_IPC_PATH = 107
@@ -83,15 +89,14 @@ class Hub:
             raise EndpointError(f"{endpoint}: cannot listen there: {error}") from error
 
     def receive(self) -> list[tuple[bytes, bytes]]:
-        """All (identity, frame) that have arrived; does not wait."""
+        """(identity, frame) that have arrived, `MOST_AT_ONCE` at most; does not wait."""
         arrived: list[tuple[bytes, bytes]] = []
-        while True:
-            try:
+        with contextlib.suppress(zmq.Again):
+            for _ in range(MOST_AT_ONCE):
                 parts = self.socket.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
-                return arrived
-            if len(parts) == 2:
-                arrived.append((parts[0], parts[1]))
+                if len(parts) == 2:
+                    arrived.append((parts[0], parts[1]))
+        return arrived
 
     def send(self, identity: bytes, frame: bytes) -> bool:
         """Hand a frame to a peer's queue; False if the peer is gone or takes no more."""

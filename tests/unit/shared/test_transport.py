@@ -4,11 +4,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
 
-from pagefleet.transport import EndpointError, Hub, Peer, check_endpoint
+from pagefleet.transport import MOST_AT_ONCE, EndpointError, Hub, Peer, check_endpoint
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -41,6 +42,15 @@ def test_frames_go_both_ways(context: Context, tmp_path: Path) -> None:
             assert hub.send(identity, b"to " + frame)
         for number, peer in enumerate(peers):
             assert wait_for(peer.receive) == [b"to hello %d" % number]
+
+
+def test_whoever_reads_a_hub_comes_to_other_things_while_peers_never_pause(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Hub(f"ipc://{tmp_path}/hub.sock", context)) as hub, monkeypatch.context() as patch:
+        endless = SimpleNamespace(recv_multipart=lambda _: [b"peer", b"frame"])
+        patch.setattr(hub, "socket", endless)
+        assert len(hub.receive()) == MOST_AT_ONCE
 
 
 def test_the_lost_are_told_apart(context: Context, tmp_path: Path) -> None:
