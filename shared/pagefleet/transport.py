@@ -77,13 +77,13 @@ class Hub:
     """
 
     def __init__(self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        if check_endpoint(endpoint).startswith("ipc://"):
+            _make_folder(endpoint)
         self.socket = _prepare(context.socket(zmq.ROUTER))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        if endpoint.startswith("ipc://"):
-            Path(endpoint.removeprefix("ipc://")).parent.mkdir(0o700, parents=True, exist_ok=True)
         try:
-            self.socket.bind(check_endpoint(endpoint))
+            self.socket.bind(endpoint)
         except zmq.ZMQError as error:
             self.socket.close()
             raise EndpointError(f"{endpoint}: cannot listen there: {error}") from error
@@ -143,6 +143,16 @@ class Peer:
     def close(self) -> None:
         """Close at once; what is still queued is lost."""
         self.socket.close()
+
+
+def _make_folder(endpoint: str) -> None:
+    folder = Path(endpoint.removeprefix("ipc://")).parent
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid not in (0, os.geteuid()):
+        raise EndpointError(
+            f"{endpoint}: {folder} belongs to another user, who could put a socket of their own in "
+            "this one's place; choose a folder of yours"
+        )
 
 
 def _prepare(socket: _Socket) -> _Socket:

@@ -1,5 +1,6 @@
 """Hub and peers over real sockets: delivery, loss that is told, addresses that are refused."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -42,6 +43,13 @@ def test_frames_go_both_ways(context: Context, tmp_path: Path) -> None:
             assert hub.send(identity, b"to " + frame)
         for number, peer in enumerate(peers):
             assert wait_for(peer.receive) == [b"to hello %d" % number]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_refused(context: Context, tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, -1)
+    with pytest.raises(EndpointError, match="belongs to another user"):
+        Hub(f"ipc://{tmp_path}/hub.sock", context)
 
 
 def test_whoever_reads_a_hub_comes_to_other_things_while_peers_never_pause(
