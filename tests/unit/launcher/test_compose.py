@@ -69,6 +69,14 @@ def test_a_service_mounts_volumes_that_are_declared_on_folders_that_its_image_ma
         assert folder in made
 
 
+def test_what_a_worker_compiles_is_kept_in_a_volume():
+    worker = SERVICES["worker"]
+    assert worker["environment"].keys() == {"XDG_CACHE_HOME", "TRITON_CACHE_DIR"}
+    folders = [mount.partition(":")[2] for mount in worker["volumes"]]
+    for cache in worker["environment"].values():
+        assert any(cache.startswith(f"{folder}/") for folder in folders)
+
+
 def test_the_services_meet_at_the_same_sockets_in_the_shared_volume():
     gateway, scheduler, worker = (settings(s) for s in ("gateway", "scheduler", "worker"))
     assert gateway.gateway_endpoint == scheduler.gateway_endpoint
