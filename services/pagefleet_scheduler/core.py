@@ -98,7 +98,7 @@ class Scheduler:
         check: bool = False,
         room: Room = DEFAULT_ROOM,
         worker_wait: float = 30.0,
-        drafts: int = 0,
+        drafts: int | None = 0,
         prioritized: bool = True,
     ) -> None:
         self.epoch = epoch

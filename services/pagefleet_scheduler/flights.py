@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pagefleet.wire import Logprobs, Plan, PromptLogprobs, Result, unpack_ints
+from pagefleet_scheduler.prompt_lookup import Drafts
 from pagefleet_scheduler.sequence import Sequence
 
 
@@ -23,8 +24,8 @@ class PlannedRow(msgspec.Struct, frozen=True, gc=False):
     samples: int
     ahead: bool
     """The sequence counts the sample as its next token before it is back."""
-    drafts: "array[int]"
-    """Tokens fed on trial at the end of the row."""
+    drafts: Drafts
+    """Fed on trial at the end of the row."""
 
 
 @dataclass(slots=True)
@@ -37,6 +38,16 @@ class Flight:
     repeated: bool = False
     result: Result | None = None
     """It came before that of the step before."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the step is fed."""
+        return len(self.plan.tokens) // 4
+
+    @property
+    def samples_all(self) -> bool:
+        """Whether there is a sample behind each of its tokens: it computes no prompt."""
+        return self.tokens == sum(row.samples for row in self.rows)
 
     def landed(
         self, result: Result

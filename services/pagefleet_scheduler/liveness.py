@@ -8,11 +8,10 @@ the worker is given up). While the scheduler itself was stopped nobody could be 
 counts for nothing (`excuse`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from pagefleet.wire import EngineStats, Plan, WorkerBeat
-from pagefleet_scheduler.pace import Pace
 from pagefleet_scheduler.planner import Planner
 
 WORKER_SILENCE = 1.0
@@ -51,7 +50,6 @@ class Worker:
     """Something could not be sent to it: it is said again when it is heard."""
     confirmed: bool = False
     """Something was heard that it said under its epoch."""
-    pace: Pace = field(default_factory=Pace)
 
     @property
     def due(self) -> float:
@@ -59,7 +57,7 @@ class Worker:
         flights = self.planner.flights
         if len(flights) >= self.planner.depth:
             return inf
-        return self.pace.due(flights[-1]) if flights else -inf
+        return self.planner.pace.due(flights[-1]) if flights else -inf
 
     def may_not_know(self, now: float) -> bool:
         """Whether it was let in a moment ago, and what it says may be older than that."""
@@ -75,7 +73,7 @@ class Worker:
         """Nothing could be heard for so long."""
         self.heard += seconds
         self.progressed += seconds
-        self.pace.excuse(seconds)
+        self.planner.pace.excuse(seconds)
         for flight in self.planner.flights:
             flight.sent += seconds
 
@@ -128,7 +126,7 @@ class Worker:
             preemptions=planner.preemptions,
             swapped_out=host.moved_out,
             swapped_in=host.moved_in,
-            drafted=planner.drafted,
-            drafts_kept=planner.drafts_kept,
+            drafted=planner.speculation.drafted,
+            drafts_kept=planner.speculation.kept,
             block_size=planner.worker.block_size,
         )

@@ -6,7 +6,10 @@ How long a step takes is known from those of about its size; the shortest of the
 because an order that is too early costs less than one that is too late.
 """
 
+from bisect import bisect_right
 from collections import deque
+from dataclasses import dataclass, field
+from math import inf
 
 from pagefleet.size_class import size_class
 from pagefleet_scheduler.flights import Flight
@@ -20,25 +23,63 @@ EARLY_AT_LEAST = 0.004
 _REMEMBERED = 4
 """Steps of each size."""
 
+_FRESH = 512
+"""Steps after which what was learnt of a size is asked only if nothing newer is known."""
+
+
+@dataclass(slots=True)
+class _Size:
+    """What is known of steps of about one size."""
+
+    steps: "deque[tuple[float, int]]" = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """Seconds, and tokens."""
+    latest: int = 0
+    """Number of the latest step."""
+
 
 class Pace:
     """How fast one worker computes, told from when its results come."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, deque[float]] = {}
+        self._sizes: dict[tuple[int, bool], _Size] = {}
+        """By class of size, and whether there is a sample for each token."""
+        self._count = 0
         self._landed = 0.0
 
     def landed(self, flight: Flight, now: float) -> None:
         """The result of the oldest step under way is there."""
         if not flight.repeated:
-            seconds = self._seconds.setdefault(_size(flight), deque(maxlen=_REMEMBERED))
-            seconds.append(now - self._began(flight))
+            self._count += 1
+            size = self._sizes.setdefault(_key(flight), _Size())
+            size.steps.append((now - self._began(flight), flight.tokens))
+            size.latest = self._count
         self._landed = now
 
     def due(self, flight: Flight) -> float:
         """When to order the step after `flight`, which is the only one under way."""
-        seconds = min(self._seconds.get(_size(flight), (0.0,)))
+        size = self._sizes.get(_key(flight))
+        seconds = min(size.steps)[0] if size else 0.0
         return self._began(flight) + seconds - max(EARLY * seconds, EARLY_AT_LEAST)
+
+    def seconds(self, tokens: int) -> float:
+        """Seconds that a step takes which samples so many tokens; 0 if there was no step.
+
+        Between two sizes it is told from both; beyond the largest it is in proportion. Where no
+        step was so large, those count that sample less than they are fed, which are faster.
+        """
+        known = self._known(self._count - _FRESH)
+        if not known or known[-1][0] < tokens:
+            known = self._known(0)
+        at = bisect_right(known, (tokens, inf))
+        if not known:
+            return 0.0
+        if at == 0:
+            return known[0][1]
+        below, seconds = known[at - 1]
+        if at == len(known):
+            return seconds * tokens / below
+        above, longer = known[at]
+        return seconds + (longer - seconds) * (tokens - below) / (above - below)
 
     def excuse(self, seconds: float) -> None:
         """For so long nothing could be heard."""
@@ -47,6 +88,17 @@ class Pace:
     def _began(self, flight: Flight) -> float:
         return max(self._landed, flight.sent)
 
+    def _known(self, since: int) -> list[tuple[int, float]]:
+        """Tokens and seconds of the quickest step of each size that there was since a step."""
+        sampled: list[tuple[int, float]] = []
+        others: list[tuple[int, float]] = []
+        for (_, samples_all), size in self._sizes.items():
+            if size.latest >= since:
+                seconds, tokens = min(size.steps)
+                (sampled if samples_all else others).append((tokens, seconds))
+        largest = max(sampled, default=(0, 0.0))[0]
+        return sorted(sampled + [each for each in others if each[0] > largest])
 
-def _size(flight: Flight) -> int:
-    return size_class(len(flight.plan.tokens))
+
+def _key(flight: Flight) -> tuple[int, bool]:
+    return size_class(flight.tokens), flight.samples_all

@@ -4,10 +4,9 @@ A worker knows of a slot what earlier plans said. A row therefore brings what is
 opens, with all that its sequence has, and the entries that its table gained since its last row.
 """
 
-from array import array
-
 from pagefleet.wire import SAMPLED, Open, Plan, pack_ints
 from pagefleet_scheduler.flights import PlannedRow
+from pagefleet_scheduler.prompt_lookup import Drafts
 from pagefleet_scheduler.sequence import Sequence
 
 
@@ -16,8 +15,6 @@ class PlanWriter:
 
     def __init__(self, with_full_tables: bool) -> None:
         self.planned: list[PlannedRow] = []
-        self.drafted = 0
-        """Tokens fed on trial."""
         self.copies: list[int] = []
         """Blocks to copy before the step: source, target, source ..."""
         self._with_full_tables = with_full_tables
@@ -38,7 +35,7 @@ class PlanWriter:
             assert sequence.slot is not None
             self._tables += (sequence.slot, index, target)
 
-    def add_row(self, sequence: Sequence, count: int, drafts: "array[int]") -> None:
+    def add_row(self, sequence: Sequence, count: int, drafts: Drafts) -> None:
         """Feed the next `count` positions of a sequence, whose blocks it has, and then drafts."""
         slot, tokens, table = sequence.slot, sequence.tokens, sequence.table
         assert slot is not None
@@ -56,14 +53,20 @@ class PlanWriter:
             self._tokens += tokens[start:end]
         if end > len(tokens):
             self._tokens.append(SAMPLED)
-        self._tokens += drafts
-        logits = (1 + len(drafts)) * sequence.samples_at(end)
-        self._rows += (slot, start, count + len(drafts), logits, len(table), sequence.checksum)
+        self._tokens += drafts.tokens
+        logits = (1 + len(drafts.tokens)) * sequence.samples_at(end)
+        self._rows += (
+            slot,
+            start,
+            count + len(drafts.tokens),
+            logits,
+            len(table),
+            sequence.checksum,
+        )
         samples = logits * len(sequence.choices)
         ahead = samples == 1 and not sequence.waits_for_others
         self.planned.append(PlannedRow(sequence, sequence.run, end, samples, ahead, drafts))
-        self.drafted += len(drafts)
-        sequence.ordered = end + len(drafts)
+        sequence.ordered = end + len(drafts.tokens)
         sequence.ahead += ahead
         sequence.flying += 1
 

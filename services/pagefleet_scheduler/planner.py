@@ -22,15 +22,15 @@ from bisect import insort
 from collections import deque
 
 from pagefleet.wire import Plan, Result, WorkerHello
-from pagefleet_scheduler.plan_writer import PlanWriter
 from pagefleet_scheduler.flights import Accepted, Flight, ResultError, Sampled, agreeing
 from pagefleet_scheduler.kv_cache import KVCache
+from pagefleet_scheduler.pace import Pace
+from pagefleet_scheduler.plan_writer import PlanWriter
+from pagefleet_scheduler.prompt_lookup import NO_DRAFTS
 from pagefleet_scheduler.quarantine import turns
 from pagefleet_scheduler.sequence import Sequence
 from pagefleet_scheduler.slots import SlotBook
-from pagefleet_scheduler.speculation import propose
-
-_NO_DRAFTS = array("i")
+from pagefleet_scheduler.speculation import MOST, NO_DRAFTS_PAY, Speculation
 
 
 class Planner:
@@ -44,13 +44,25 @@ class Planner:
         lookahead: bool = True,
         caching: bool = True,
         check: bool = False,
-        drafts: int = 0,
+        drafts: int | None = 0,
     ) -> None:
+        """Plan for a worker under its epoch.
+
+        Args:
+            worker: what it said of itself.
+            epoch: it may be under one only.
+            lookahead: order a step while another is under way.
+            caching: find the blocks of equal prefixes.
+            check: send whole tables.
+            drafts: tokens fed on trial at most; None: as are usual where they change no bit.
+        """
         self.worker = worker
         self.epoch = epoch
         self.depth = 2 if lookahead else 1
         self.checking = check
-        self.drafts = drafts
+        self.pace = Pace()
+        usual = MOST if worker.exact else 0
+        self.speculation = Speculation(usual if drafts is None else drafts, self.pace)
         self.cache = KVCache(worker, caching=caching)
         self.running: list[Sequence] = []
         self.flights: deque[Flight] = deque()
@@ -58,8 +70,6 @@ class Planner:
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
-        self.drafted = 0
-        self.drafts_kept = 0
         self.trial = False
         """Suspects may run here now (`quarantine`)."""
         self._step = 0
@@ -174,6 +184,8 @@ class Planner:
         """
         if len(self.flights) >= self.depth:
             return None
+        if self.flights and self.speculation.pays_to_wait(self.running):
+            return None
         pool = self.cache.pool
         pool.settle()
         writer = self._turn(preempted)
@@ -185,7 +197,6 @@ class Planner:
         slots, swaps = self._slots.take_orders(), self.cache.host.take_orders()
         plan = writer.plan(self.epoch, self._step, slots, swaps)
         self.copies += len(writer.copies) // 2
-        self.drafted += writer.drafted
         self._step += 1
         self.flights.append(Flight(plan, writer.planned))
         return plan
@@ -201,14 +212,10 @@ class Planner:
     def _fill(
         self, writer: PlanWriter, sequences: list[Sequence], preempted: list[Sequence]
     ) -> None:
-        able = [
-            (sequence, pending)
-            for sequence in sequences
-            if (pending := sequence.pending) > 0
-            and not (self.drafts and self._waits_to_draft(sequence))
-        ]
+        able = [(sequence, pending) for sequence in sequences if (pending := sequence.pending) > 0]
         budget = self.worker.max_batched_tokens
         single = sum(pending == 1 for _, pending in able)
+        price = self.speculation.price(single) if single == len(able) else NO_DRAFTS_PAY
         for sequence, pending in able:
             single -= pending == 1
             if sequence.slot is None:
@@ -217,21 +224,16 @@ class Planner:
             if count == 0:
                 break
             if self._make_writable(sequence, count, writer, preempted):
-                drafts = _NO_DRAFTS
-                if self.drafts and count == pending and sequence.can_draft and not sequence.ahead:
-                    drafts = self._propose(sequence, budget - single - count)
+                drafts = NO_DRAFTS
+                if count == pending and sequence.can_draft and not sequence.ahead:
+                    room = min(self._room(sequence), budget - single - count)
+                    drafts = self.speculation.drafts(sequence, room, price)
                 writer.add_row(sequence, count, drafts)
-                budget -= count + len(drafts)
+                budget -= count + len(drafts.tokens)
 
-    def _waits_to_draft(self, sequence: Sequence) -> bool:
-        """Whether a sequence repeats itself, so that drafts behind its next token may be right."""
-        return bool(sequence.ahead and sequence.can_draft and propose(sequence.tokens, 1))
-
-    def _propose(self, sequence: Sequence, budget: int) -> "array[int]":
-        """Tokens to feed on trial behind a sequence's last one, in blocks that it has already."""
-        room = len(sequence.table) * self.worker.block_size - len(sequence.tokens)
-        left = sequence.limit - sequence.outputs - 1
-        return propose(sequence.tokens, min(self.drafts, budget, room, left))
+    def _room(self, sequence: Sequence) -> int:
+        """Drafts for which a sequence has blocks already."""
+        return len(sequence.table) * self.worker.block_size - len(sequence.tokens)
 
     def _make_writable(
         self, sequence: Sequence, count: int, writer: PlanWriter, preempted: list[Sequence]
@@ -313,11 +315,11 @@ class Planner:
             if number in errors:
                 accepted.failed.append((sequence, errors[number]))
                 continue
-            kept = _NO_DRAFTS
-            if row.drafts:
-                kept = row.drafts[: agreeing(row.drafts, tokens)]
+            kept = row.drafts.tokens
+            if kept:
+                kept = kept[: agreeing(kept, tokens)]
                 tokens, logprobs = tokens[: len(kept) + 1], logprobs[: len(kept) + 1]
-                self.drafts_kept += len(kept)
+                self.speculation.judge(row.drafts, len(kept))
             if sequence.run == row.run:
                 self._computed(sequence, row.end, kept)
             if tokens:
@@ -355,7 +357,12 @@ class Planner:
         self._slots.check(taken)
         assert self.running == sorted(self.running, key=lambda sequence: sequence.order)
         for sequence in self.running:
-            assert 0 <= sequence.computed <= sequence.ordered <= sequence.length + self.drafts
+            assert (
+                0
+                <= sequence.computed
+                <= sequence.ordered
+                <= sequence.length + self.speculation.most
+            )
             assert self.cache.blocks_for(sequence.ordered) <= len(sequence.table)
             assert sequence.finish is None
         assert len(self.flights) <= self.depth

@@ -232,6 +232,11 @@ class Sequence:
         return self.request.params.guide is None and not self.waits_for_others
 
     @property
+    def may_draft(self) -> int:
+        """Drafts behind its last token that could all be outputs, and another one after them."""
+        return self.limit - self.outputs - 1
+
+    @property
     def idles(self) -> bool:
         """Whether it is a beam that waits for other beams."""
         return self.request.search is not None and not self.flying and self.pending <= 0

@@ -1,35 +1,135 @@
-"""Drafts without a second model: what followed the last time that the sequence said the same.
+"""How many drafts a step is fed: as many as pay for the time that they take.
 
-The tokens before the next one are sought in what came before, longest match first; the latest place
-wins, and what followed there, over and over, is fed on trial in the same row (prompt lookup
-decoding, Saxena 2023). Every position is sampled with its own u = f(seed, choice, position), and a
-draft stays only if it is what was sampled: the stream is the same with and without drafts.
+A draft is a token that may come next, fed on trial behind the last one that is known. Every
+position is sampled with its own u = f(seed, choice, position), and a draft stays only if it is what
+was sampled: the stream is the same with and without drafts (Leviathan et al., "Fast Inference from
+Transformers via Speculative Decoding", ICML 2023, made exact for seeded sampling).
+
+Whether drafts pay depends on two things, and both are learnt while serving:
+
+- How often they are kept. That depends on little but the length of the match that they were found
+  by: where eight tokens were there before, the ninth is nearly always right. One that is kept makes
+  the match longer by one.
+- What they cost. Up to some number of rows a step takes hardly longer for one row more, because it
+  waits for the weights to be read; from there on it takes longer in proportion. A draft has a
+  price: tokens that a step without drafts gives in the time that the draft adds. At one sequence
+  that is a few hundredths of a token, at many nearly a whole one.
+
+A draft is fed while it is likely to bring more tokens in its time than the row does so far, and
+while the step does not become `LONGER` by it, for whoever comes meanwhile waits for its end. Where
+a prompt is computed there are none: who waits for a first token goes first. The tokens before a
+draft must be known, so that drafting means to order no step before the last one's result is there:
+that pause has to pay, too.
 """
 
-from array import array
+from collections.abc import Iterable
 
-LONGEST_MATCH = 4
-SHORTEST_MATCH = 2
+from pagefleet_scheduler.pace import Pace
+from pagefleet_scheduler.prompt_lookup import LONGEST_MATCH, NO_DRAFTS, Drafts, propose
+from pagefleet_scheduler.sequence import Sequence
 
-LOOKBACK = 8192
-"""Last tokens that are looked through: a step takes no longer for a longer text."""
+MOST = 15
+"""Drafts a row where nothing else was asked for: with the token before them, a block."""
+
+KEPT = (0.2, 0.5, 0.65, 0.75, 0.75, 0.8, 0.8, 0.95)
+"""Share of drafts that are kept, by the length of their match, before anything was learnt: what
+SmolLM2 showed with greedy answers to questions, summaries and code (benchmarks/RESULTS.md)."""
+
+LEARNING = 1 / 64
+"""Weight of the latest draft."""
+
+ROWS_MORE = 16
+"""Rows that a step must have more, at least, for what they cost to be told from noise."""
+
+LONGER = 2.0
+"""Times as long as without drafts that a step may take if all of its rows have some."""
+
+NO_DRAFTS_PAY = 1.0
+"""The price at which that is so: none is always kept."""
+
+PAUSE = 0.001
+"""Seconds for which a worker idles that is ordered its next step after the result of the last."""
 
 
-def propose(tokens: "array[int]", count: int) -> "array[int]":
-    """`count` tokens that may follow `tokens`; none if nothing like its end came before."""
-    if count <= 0:
-        return array("i")
-    tokens = tokens[-LOOKBACK:]
-    packed = tokens.tobytes()
-    size = tokens.itemsize
-    for length in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
-        if len(tokens) <= length:
-            continue
-        end = packed[-length * size :]
-        at = packed.rfind(end, 0, len(packed) - size)
-        while at > 0 and at % size:
-            at = packed.rfind(end, 0, at + len(end) - 1)
-        if at >= 0 and at % size == 0:
-            period = tokens[at // size + length :]
-            return (period * -(-count // len(period)))[:count]
-    return array("i")
+class Speculation:
+    """What drafts bring and cost at one worker."""
+
+    def __init__(self, most: int, pace: Pace) -> None:
+        self.most = most
+        self.drafted = 0
+        """Drafts that were fed and judged."""
+        self.kept = 0
+        self._pace = pace
+        self._kept = list(KEPT)
+
+    def __repr__(self) -> str:
+        return f"<Speculation {self.kept} of {self.drafted} drafts kept>"
+
+    def price(self, rows: int) -> float:
+        """How often a draft must be kept, at least, in a step of a token each of so many rows."""
+        if not self.most:
+            return NO_DRAFTS_PAY
+        if not (seconds := self._pace.seconds(rows)):
+            return 0.0
+        more = max(rows, ROWS_MORE)
+        return (self._pace.seconds(rows + more) - seconds) / more * rows / seconds
+
+    def drafts(self, sequence: Sequence, room: int, price: float) -> Drafts:
+        """What to feed behind a sequence's last token, for which there is `room`."""
+        if price >= max(self._kept):
+            return NO_DRAFTS
+        found = propose(sequence.tokens, min(self.most, room, sequence.may_draft))
+        count, _ = self._paying(found.match, len(found.tokens), price)
+        return Drafts(found.tokens[:count], found.match)
+
+    def pays_to_wait(self, running: list[Sequence]) -> bool:
+        """Whether the next step, if it waited for the last one's result, would gain by drafts."""
+        pending = [sequence.pending for sequence in running]
+        rows = pending.count(1)
+        price = self.price(rows)
+        if max(pending, default=0) > 1 or price >= max(self._kept):
+            return False
+        seconds = self._pace.seconds(rows)
+        lost = PAUSE * rows / seconds if seconds else 0.0
+        return self._gain(running, price) > lost
+
+    def judge(self, drafts: Drafts, kept: int) -> None:
+        """Learn from a row of which so many drafts were kept."""
+        self.drafted += len(drafts.tokens)
+        self.kept += kept
+        for number in range(min(kept + 1, len(drafts.tokens))):
+            length = _length_class(drafts.match + number)
+            self._kept[length] += LEARNING * ((number < kept) - self._kept[length])
+
+    def _gain(self, running: Iterable[Sequence], price: float) -> float:
+        """Tokens that drafts are likely to bring, less their price, once the next ones are known.
+
+        The next token of a sequence has to be the likely one for there to be drafts behind it.
+        """
+        gain = 0.0
+        for sequence in running:
+            if sequence.ahead and sequence.can_draft:
+                most = min(self.most, sequence.may_draft - sequence.ahead)
+                if match := propose(sequence.tokens, most).match:
+                    gain += (
+                        self._kept[_length_class(match)] * self._paying(match + 1, most, price)[1]
+                    )
+        return gain
+
+    def _paying(self, match: int, most: int, price: float) -> tuple[int, float]:
+        """How many drafts behind a match pay, and the tokens that they bring beyond their price.
+
+        All other rows are taken to do as well as this one.
+        """
+        likely = tokens = time = 1.0
+        for count in range(most):
+            likely *= self._kept[_length_class(match + count)]
+            if likely * time < price * tokens or time + price > LONGER:
+                return count, tokens - time
+            tokens += likely
+            time += price
+        return most, tokens - time
+
+
+def _length_class(match: int) -> int:
+    return min(match, LONGEST_MATCH) - 1

@@ -116,7 +116,7 @@ class Workers:
         try:
             keep(result, flights)
             while flights and (oldest := flights[0].result):
-                worker.pace.landed(flights[0], now)
+                worker.planner.pace.landed(flights[0], now)
                 accepted = worker.planner.accept(oldest)
                 self._placement.quarantine.acquit(accepted)
                 self._figures.accepted(accepted, now)

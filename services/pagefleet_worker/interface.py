@@ -21,6 +21,7 @@ class EngineFacts:
     host_blocks: int = 0
     swap_micros: float = 0.0
     compute_micros: float = 0.0
+    exact: bool = False
 
     def hello(self, host: str, pid: int, started: int) -> WorkerHello:
         """What a worker process with this engine says first."""

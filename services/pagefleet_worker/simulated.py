@@ -45,6 +45,7 @@ def build_simulated(
         max_model_len=min(length, blocks * settings.block_size),
         max_batched_tokens=settings.max_num_batched_tokens,
         vocab_size=manifest.vocab_size,
+        exact=True,
     )
     decoder = EchoDecoder(manifest.vocab_size, manifest.eos_token_ids, grammars)
     seconds = Roofline() if simulates_time else lambda rows: settings.step_seconds

@@ -56,7 +56,7 @@ def test_swaps_and_drafts_change_nothing(prepared_model: Callable[[str], Path]) 
     pressed = serve(folder, requests, tight, drafts=3)
     assert pressed.planner.preemptions > 0
     assert pressed.planner.cache.host.moved_in > 0
-    assert pressed.planner.drafts_kept > 0
+    assert pressed.planner.speculation.kept > 0
     for name, client in pressed.clients.items():
         assert client.tokens == alone.clients[name].tokens
         assert concatenate(client.logprobs[0]) == concatenate(alone.clients[name].logprobs[0])

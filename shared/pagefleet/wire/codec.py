@@ -22,7 +22,7 @@ from pagefleet.wire.memory import Inspect, Snapshot
 from pagefleet.wire.parts import Message, Refused
 from pagefleet.wire.workers import Fence, Join, Plan, Result, WorkerBeat, WorkerBye, WorkerHello
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Of messages; parties of different protocols refuse each other in the handshake."""
 
 _Decoded = TypeVar("_Decoded")

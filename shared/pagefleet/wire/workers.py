@@ -59,6 +59,8 @@ class WorkerHello(Message, frozen=True):
     """Microseconds that moving a block between the pools takes."""
     compute_micros: Micros = 0.0
     """Microseconds that computing a token of a long prompt takes."""
+    exact: bool = False
+    """A row has the same bits in every batch, and however a sequence is cut into rows."""
 
 
 class RowError(Part, frozen=True):

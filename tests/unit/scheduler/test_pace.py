@@ -1,10 +1,11 @@
-"""When the next step is ordered."""
+"""When the next step is ordered, and how long one takes."""
 
 import pytest
 
 from pagefleet.wire import Plan, pack_ints
-from pagefleet_scheduler.flights import Flight
-from pagefleet_scheduler.pace import EARLY, EARLY_AT_LEAST, Pace
+from pagefleet_scheduler.flights import Flight, PlannedRow
+from pagefleet_scheduler.pace import _FRESH, EARLY, EARLY_AT_LEAST, Pace
+from pagefleet_scheduler.prompt_lookup import NO_DRAFTS
 
 
 def flight(sent: float, tokens: int = 8) -> Flight:
@@ -62,3 +63,46 @@ def test_time_in_which_nothing_could_be_heard_does_not_count() -> None:
     pace = computed(0.1)
     pace.excuse(10.0)
     assert pace.due(flight(0.1)) == pytest.approx(10.1 + 0.1 * (1 - EARLY))
+
+
+def sampled(sent: float, tokens: int) -> Flight:
+    """A step with a sample behind each of its tokens."""
+    row = PlannedRow(None, 0, 0, tokens, ahead=False, drafts=NO_DRAFTS)  # type: ignore[arg-type]
+    return Flight(Plan(1, 0, b"", pack_ints([0] * tokens)), [row], sent)
+
+
+def after(*steps: tuple[int, float]) -> Pace:
+    """A pace after steps of so many tokens, all sampled, that took so long."""
+    pace, now = Pace(), 0.0
+    for tokens, seconds in steps:
+        now += seconds
+        pace.landed(sampled(now - seconds, tokens), now)
+    return pace
+
+
+def test_between_two_sizes_a_step_is_told_from_both() -> None:
+    pace = after((8, 0.1), (24, 0.3), (24, 0.4))
+    assert [pace.seconds(tokens) for tokens in (8, 12, 16, 24)] == pytest.approx(
+        [0.1, 0.15, 0.2, 0.3]
+    )
+    assert pace.seconds(2) == pytest.approx(0.1)
+
+
+def test_beyond_the_largest_a_step_takes_longer_in_proportion() -> None:
+    assert Pace().seconds(3) == 0
+    assert after((8, 0.1)).seconds(32) == pytest.approx(0.4)
+
+
+def test_prompts_tell_only_of_sizes_that_nothing_was_sampled_in() -> None:
+    pace = after((8, 0.1))
+    pace.landed(flight(10.0, tokens=16), 10.2)
+    assert pace.seconds(16) == pytest.approx(0.2)
+    pace.landed(sampled(20.0, 24), 20.8)
+    assert pace.seconds(16) == pytest.approx(0.45)
+
+
+def test_what_was_learnt_long_ago_is_asked_only_if_nothing_newer_is_known() -> None:
+    pace = after((8, 0.1), (16, 9.0), (32, 0.3), *[(8, 0.1)] * (_FRESH + 1))
+    assert pace.seconds(16) == pytest.approx(9.0), "nothing else is so large"
+    pace.landed(sampled(1000.0, 32), 1000.3)
+    assert pace.seconds(16) == pytest.approx(0.1 + 0.2 / 3)

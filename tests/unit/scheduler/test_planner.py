@@ -26,8 +26,16 @@ from pagefleet_scheduler.sequence import Request, Sequence
 SIZE = 4
 
 
-def planner(blocks: int = 20, slots: int = 8, budget: int = 64, **options: int) -> Planner:
-    hello = WorkerHello(PROTOCOL, "h", 1, 1, "model", "class", SIZE, blocks, slots, 80, budget, 99)
+def planner(
+    blocks: int = 20,
+    slots: int = 8,
+    budget: int = 64,
+    exact: bool = True,
+    **options: int | None,
+) -> Planner:
+    hello = WorkerHello(
+        PROTOCOL, "h", 1, 1, "model", "class", SIZE, blocks, slots, 80, budget, 99, exact=exact
+    )
     return Planner(hello, 1, check=True, **options)
 
 
@@ -130,6 +138,31 @@ def test_who_repeats_itself_and_can_draft_waits_for_its_token(
     assert (lookahead is None) == (guide is None)
     answer(worker, 7)
     assert rows(lookahead or plan_of(worker)) == [(0, 4, 1, 1) if guide else (0, 4, 3, 3)]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_drafts_are_usual_only_where_they_change_no_bit(arrive: Arrivals, exact: bool) -> None:
+    worker = planner(drafts=None, exact=exact)
+    worker.admit(arrive([7, 7, 7, 7]))
+    plan_of(worker)
+    lookahead = plan_of(worker)
+    assert (lookahead is None) == exact
+    answer(worker, 7)
+    assert rows(lookahead or plan_of(worker)) == [(0, 4, 4, 4) if exact else (0, 4, 1, 1)]
+
+
+def test_nobody_drafts_beside_a_prompt(arrive: Arrivals) -> None:
+    worker = planner(drafts=2, budget=8)
+    worker.admit(arrive([7, 7, 7, 7]))
+    plan_of(worker)
+    answer(worker, 7)
+    worker.admit(arrive(20))
+    assert rows(plan_of(worker)) == [(0, 4, 1, 1), (1, 0, 7, 0)]
+    assert rows(plan_of(worker)) == [(0, 5, 1, 1), (1, 7, 7, 0)]
+    answer(worker, 7)
+    answer(worker, 7)
+    assert rows(plan_of(worker)) == [(0, 6, 1, 1), (1, 14, 6, 1)]
+    assert plan_of(worker) is None, "the first one's next token may have drafts behind it"
 
 
 def test_no_more_is_drafted_than_may_come(arrive: Arrivals) -> None:

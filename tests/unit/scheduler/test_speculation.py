@@ -1,39 +1,140 @@
-"""Drafts are what followed the latest longest repetition of a sequence's end."""
+"""How many drafts are fed, for workers that take a known time for a step."""
 
 from array import array
+from itertools import accumulate
+from operator import mul
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagefleet_scheduler.speculation import LONGEST_MATCH, LOOKBACK, SHORTEST_MATCH, propose
+from pagefleet.params import Guide, SamplingParams
+from pagefleet_scheduler.prompt_lookup import LONGEST_MATCH, Drafts
+from pagefleet_scheduler.sequence import Request, Sequence
+from pagefleet_scheduler.speculation import KEPT, LONGER, NO_DRAFTS_PAY, PAUSE, Speculation
 
 
-def plainly(tokens: list[int], count: int) -> list[int]:
-    """The same, token by token."""
-    for length in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
-        for at in range(len(tokens) - length - 1, -1, -1):
-            if tokens[at : at + length] == tokens[-length:]:
-                return [
-                    tokens[at + length :][n % (len(tokens) - at - length)] for n in range(count)
-                ]
-    return []
+class Steps:
+    """The pace of a worker that reads its weights in `fixed` seconds and takes `each` for a row."""
+
+    def __init__(self, fixed: float, each: float) -> None:
+        self.fixed, self.each = fixed, each
+
+    def seconds(self, tokens: int) -> float:
+        return self.fixed + self.each * tokens
 
 
-@given(st.lists(st.sampled_from([0, 1, 256, 65536, 16777216, 257]), max_size=40), st.integers(1, 5))
-def test_equal_to_the_plain_search(tokens: list[int], count: int) -> None:
-    assert list(propose(array("i", tokens), count)) == plainly(tokens, count)
+FEW_ROWS_WAIT = Steps(0.01, 0.0005)
 
 
-def test_what_lies_too_far_back_is_not_found() -> None:
-    near, far = [
-        array("i", [5, 6, *range(10, 10 + count), 5, 6]) for count in (LOOKBACK - 4, LOOKBACK)
+def speculation(pace: Steps = FEW_ROWS_WAIT, most: int = 15) -> Speculation:
+    return Speculation(most, pace)  # type: ignore[arg-type]
+
+
+def sequence(tokens: list[int], *, ahead: int = 0, guide: Guide | None = None) -> Sequence:
+    """One that has `ahead` tokens under way, and everything but the last one computed."""
+    params = SamplingParams(max_tokens=1000, seed=1, guide=guide)
+    request = Request("r", 0, b"g", array("i", tokens), params, b"", (0, 0.0, 0), 0.0)
+    made = Sequence(request, [0], array("i", tokens), ahead=ahead)
+    made.ordered = made.computed = made.length - 1
+    return made
+
+
+LOOP = [1, 2, 3] * 8
+
+
+def test_a_price_is_what_a_row_more_takes_in_tokens() -> None:
+    each = speculation(Steps(0.0, 0.001))
+    assert [each.price(rows) for rows in (1, 40)] == pytest.approx([1, 1])
+    free = speculation(Steps(0.01, 0.0))
+    assert [free.price(rows) for rows in (1, 40)] == [0, 0]
+    mixed = speculation(Steps(0.01, 0.001))
+    assert [mixed.price(rows) for rows in (1, 10, 40)] == pytest.approx([1 / 11, 0.5, 0.8])
+
+
+def test_without_drafts_none_pays() -> None:
+    off = speculation(most=0)
+    assert off.price(1) == NO_DRAFTS_PAY
+    assert not off.drafts(sequence(LOOP), 15, 0.0).tokens
+    assert not off.pays_to_wait([sequence(LOOP, ahead=1)])
+
+
+@given(st.floats(0, 1), st.integers(0, 20), st.integers(1, LONGEST_MATCH))
+def test_as_many_as_give_most_tokens_in_their_time(price: float, room: int, match: int) -> None:
+    """No other number of them would, as far as the step may become longer."""
+    tokens = [7, *range(100, 100 + match), *range(200, 230), *range(100, 100 + match)]
+    found = speculation().drafts(sequence(tokens), room, price).tokens
+    likely = [1.0, *accumulate((KEPT + KEPT[-1:] * 15)[match - 1 :][: min(room, 15)], mul)]
+    speed = [
+        sum(likely[: count + 1]) / (1 + count * price)
+        for count in range(len(likely))
+        if 1 + count * price <= LONGER
     ]
-    assert list(propose(near, 1)) == [10]
-    assert not propose(far, 1)
+    assert list(found) == tokens[match + 1 :][: len(found)]
+    if price >= max(KEPT):
+        assert not found
+    else:
+        assert speed[len(found)] == pytest.approx(max(speed))
 
 
-def test_nothing_is_proposed_without_room_or_repetition() -> None:
-    assert not propose(array("i", [1, 2, 3, 1, 2, 3]), 0)
-    assert not propose(array("i", [1, 2, 3, 4, 5]), 3)
-    assert list(propose(array("i", [1, 2, 3, 4, 1, 2]), 2)) == [3, 4]
-    assert list(propose(array("i", [7, 7, 7]), 4)) == [7, 7, 7, 7]
+def test_no_more_than_there_is_room_for() -> None:
+    free = speculation(Steps(0.01, 0.0))
+    assert len(free.drafts(sequence(LOOP), 3, 0.0).tokens) == 3
+    assert len(free.drafts(sequence(LOOP), 100, 0.0).tokens) == 15
+    ending = sequence(LOOP)
+    ending.allowed = 3
+    assert len(free.drafts(ending, 100, 0.0).tokens) == 2
+
+
+def test_what_is_never_kept_is_given_up_where_it_costs_much() -> None:
+    learning, price = speculation(), 0.4
+    for _ in range(300):
+        drafts = learning.drafts(sequence(LOOP), 15, price)
+        if drafts.tokens:
+            learning.judge(drafts, 0)
+    assert 0 < learning.drafted < 300 * 15
+    assert learning.kept == 0
+    assert not learning.drafts(sequence(LOOP), 15, price).tokens
+    assert learning.drafts(sequence(LOOP), 15, 0.0).tokens
+
+
+def test_what_is_always_kept_is_fed_in_larger_numbers() -> None:
+    learning, price = speculation(), 0.05
+    before = len(learning.drafts(sequence([1, 9, 8, 1]), 15, price).tokens)
+    for _ in range(300):
+        learning.judge(Drafts(array("i", range(15)), 1), 15)
+    assert learning.kept == learning.drafted
+    assert len(learning.drafts(sequence([1, 9, 8, 1]), 15, price).tokens) > before
+
+
+def test_only_the_first_wrong_draft_is_judged() -> None:
+    """Those behind it were fed behind another token than the sequence has."""
+    learning, right = speculation(), speculation()
+    learning.judge(Drafts(array("i", [1, 2, 3, 4]), 2), 1)
+    for match, kept in ((2, 1), (3, 0)):
+        right.judge(Drafts(array("i", [1]), match), kept)
+    assert [learning.drafts(sequence(LOOP[:n]), 15, 0.3) for n in range(4, 12)] == [
+        right.drafts(sequence(LOOP[:n]), 15, 0.3) for n in range(4, 12)
+    ]
+
+
+def test_a_step_waits_only_for_likely_drafts_that_outweigh_the_pause() -> None:
+    waits = speculation().pays_to_wait
+    assert waits([sequence(LOOP, ahead=1)])
+    assert not waits([sequence(list(range(20)), ahead=1)])
+    assert not waits([sequence(LOOP)]), "its next token is known"
+    assert not waits([sequence(LOOP, ahead=1, guide=Guide("start: /.*/"))])
+    short = PAUSE / 30
+    assert not speculation(Steps(short, 0.0)).pays_to_wait([sequence(LOOP, ahead=1)])
+    assert not speculation(Steps(0.0, 0.01)).pays_to_wait([sequence(LOOP, ahead=1)])
+
+
+def test_nobody_waits_for_drafts_where_a_prompt_is_to_be_computed() -> None:
+    prompt = sequence(list(range(20)))
+    prompt.ordered = prompt.computed = 0
+    assert not speculation().pays_to_wait([sequence(LOOP, ahead=1), prompt])
+
+
+def test_one_that_repeats_itself_does_not_hold_up_a_hundred() -> None:
+    others = [sequence(list(range(20)), ahead=1) for _ in range(100)]
+    assert not speculation().pays_to_wait([sequence(LOOP, ahead=1), *others])

@@ -1,0 +1,50 @@
+"""Drafts are what followed the latest longest repetition of a sequence's end."""
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagefleet_scheduler.prompt_lookup import LONGEST_MATCH, LOOKBACK, Drafts, propose
+
+
+def plainly(tokens: list[int], count: int) -> tuple[list[int], int]:
+    """The same, token by token, the longest match first."""
+    for length in range(LONGEST_MATCH, 0, -1):
+        for at in range(len(tokens) - length - 1, -1, -1):
+            if tokens[at : at + length] == tokens[-length:]:
+                period = tokens[at + length :]
+                return [period[n % len(period)] for n in range(count)], length
+    return [], 0
+
+
+def proposed(tokens: list[int], count: int) -> tuple[list[int], int]:
+    drafts = propose(array("i", tokens), count)
+    return list(drafts.tokens), drafts.match
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 256, 65536, 16777216, 257]), max_size=40)
+    | st.lists(st.integers(0, 1), max_size=60),
+    st.integers(1, 5),
+)
+def test_equal_to_the_plain_search(tokens: list[int], count: int) -> None:
+    assert proposed(tokens, count) == plainly(tokens, count)
+
+
+def test_what_lies_too_far_back_is_not_found() -> None:
+    near, far = ([5, 6, *range(10, 10 + count), 5, 6] for count in (LOOKBACK - 4, LOOKBACK))
+    assert proposed(near, 1) == ([10], 2)
+    assert proposed(far, 1) == ([], 0)
+
+
+def test_nothing_is_proposed_without_room_or_repetition() -> None:
+    assert proposed([1, 2, 3, 1, 2, 3], 0) == ([], 0)
+    assert proposed([1, 2, 3, 4, 5], 3) == ([], 0)
+    assert proposed([], 3) == ([], 0)
+    assert proposed([1, 2, 3, 4, 1, 2], 2) == ([3, 4], 2)
+    assert proposed([7, 7, 7], 4) == ([7, 7, 7, 7], 2)
+
+
+def test_a_longer_match_goes_before_a_later_one() -> None:
+    assert propose(array("i", [1, 2, 3, 8, 2, 3, 9, 1, 2, 3]), 2) == Drafts(array("i", [8, 2]), 3)
