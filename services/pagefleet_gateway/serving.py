@@ -34,6 +34,9 @@ _MAX_NAMES: Final = 16
 
 _Headers = list[tuple[bytes, bytes]]
 
+_AS_IT_COMES: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""Proxies are to keep nothing of a stream; the second is nginx's word for it."""
+
 
 class GenerationRoute(PostRoute):
     """The endpoint of one route; `understand` is what it makes of a request's body."""
@@ -150,9 +153,7 @@ async def _send_whole(run: Run, renderer: Renderer, headers: _Headers, send: Sen
 
 async def _send_stream(run: Run, renderer: Renderer, headers: _Headers, send: Send) -> None:
     pieces = {} if run.answer.finished else await run.pieces()
-    await _start(
-        send, b"text/event-stream; charset=utf-8", [*headers, (b"cache-control", b"no-cache")]
-    )
+    await _start(send, b"text/event-stream; charset=utf-8", [*headers, *_AS_IT_COMES])
     await _send_part(send, renderer.start())
     try:
         while True:

@@ -136,6 +136,8 @@ def test_a_completion(cell: Cell) -> None:
 def test_a_stream_of_several_choices_and_prompts(cell: Cell) -> None:
     with cell.stream(prompt=["hello", "world!"], n=2, max_tokens=30) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["cache-control"] == "no-cache"
+        assert response.headers["x-accel-buffering"] == "no"
         chunks = events(response.iter_lines())
     texts = ["", "", "", ""]
     for chunk in chunks:
