@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.system.serving import pagefleet_serve
 
-BOARD = Path(__file__).parents[2] / "compose/grafana/pagefleet.json"
+ROOT = Path(__file__).parents[2]
+BOARD, README = ROOT / "compose/grafana/pagefleet.json", ROOT / "README.md"
 KEY = "a key"
 KEYS = f'[[keys]]\nname = "team"\nsha256 = "{sha256(KEY.encode()).hexdigest()}"\nadmin = true\n'
 SELECTED = re.compile(r"\b((?:vllm:|pagefleet_)\w+)(?:\{(.*?)\})?")
@@ -69,6 +70,12 @@ def test_a_query_asks_for_figures_that_there_are(
     assert selected
     for name, selector in selected:
         assert labels_of(query, selector, legend) <= exported[name]
+
+
+def test_the_readme_names_figures_that_there_are(exported: dict[str, set[str]]) -> None:
+    named = set(re.findall(r"`((?:vllm:|pagefleet_)\w+)`", README.read_text()))
+    assert {"vllm:num_requests_waiting", "pagefleet_stalled"} <= named
+    assert named <= {*exported, *(name.removesuffix("_count") for name in exported)}
 
 
 def test_the_board_lets_choose_a_model_that_there_is(exported: dict[str, set[str]]) -> None:
