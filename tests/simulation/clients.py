@@ -163,10 +163,20 @@ FORMS: dict[str, dict[str, object]] = {
         "eos_token_ids": (3,),
     },
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 2, "top_k": 9},
+    "repeating": {
+        "allowed_token_ids": (5, 9, 3),
+        "choices": 2,
+        "eos_token_ids": (3,),
+        "frequency_penalty": 0.5,
+        "logit_bias": {5: 36.0},
+        "logprobs": 1,
+        "max_tokens": 24,
+        "min_tokens": 16,
+    },
     "guided": {"guide": Guide("start: /[a-z]{2,9}( [a-z]+)?/"), "eos_token_ids": (3,)},
     "prompt only": {"max_tokens": 0, "prompt_logprobs": 0},
 }
-"""What the kinds of requests have of their own."""
+"""What the kinds of requests have of their own; drafts are found where one repeats itself."""
 
 
 def make_submit(name: str, form: str, draw: random.Random, **fixed: int) -> Submit:
@@ -174,8 +184,7 @@ def make_submit(name: str, form: str, draw: random.Random, **fixed: int) -> Subm
     fields = {"max_tokens": draw.randint(1, 14), "seed": draw.randrange(2**64)} | fixed
     fields |= FORMS[form]  # type: ignore[arg-type]
     choices: int = fields.pop("choices", 1)
-    if form == "penalties":
-        fields["min_tokens"] = min(2, fields["max_tokens"])
+    fields["min_tokens"] = min(fields.get("min_tokens", 0), fields["max_tokens"])
     prompt = [7] * draw.randint(0, 12) + [draw.randrange(200) for _ in range(draw.randint(1, 14))]
     window = draw.choice([0, 0, 2, 5]) if "beam" not in form else 0
     return Submit(

@@ -77,7 +77,7 @@ def random_scenario(seed: int) -> Scenario:
         budget=draw.choice([3, 8, 32]),
         lookahead=draw.random() < 0.8,
         caching=draw.random() < 0.8,
-        drafts=draw.choice([0, 0, 3]),
+        drafts=draw.choice([0, 1, 3]),
         host_blocks=draw.choice([0, 0, 12]),
         classes=draw.choice([("echo",), ("echo",), ("one", "two")]),
         step_seconds=(0.002, draw.choice([0.01, 0.05])),

@@ -46,24 +46,24 @@ def calm(form: str) -> Scenario:
         Wish(0.3, 0, make_submit("r0", form, draw, max_tokens=8)),
         Wish(0.301, 0, make_submit("r1", "seeded", draw, max_tokens=6)),
     ]
-    return Scenario(seed=0, wishes=wishes, blocks=30, budget=8, step_seconds=(0.01, 0.011))
+    return Scenario(
+        seed=0, wishes=wishes, blocks=30, budget=8, drafts=3, step_seconds=(0.01, 0.011)
+    )
 
 
 @cache
-def last(form: str, kind: str) -> int:
+def last(form: str, kind: str, gateways: int = 1) -> int:
     """How many messages of a kind a run without faults has."""
-    cell = Cell(calm(form))
+    cell = Cell(replace(calm(form), gateways=gateways))
     cell.live()
-    plans = [each for each in cell.world.story if isinstance(each.message, Plan)]
-    assert "-> worker0" in plans[0].what, "worker0 should run the request of the form"
     return cell.network.count(kind)
 
 
-def moments(form: str) -> list[When]:
+def moments(form: str, gateways: int = 1) -> list[When]:
     """Idle, queued, at the first chunks of the prompt, at the first token, before and after steps
     in the middle, at the last token.
     """
-    results = last(form, "Result")
+    results = last(form, "Result", gateways)
     return [
         0.2,
         Moment("Submit", 1),
@@ -80,6 +80,19 @@ def run(scenario: Scenario) -> Cell:
     assert len(cell.struck) == len(scenario.faults)
     assert all(mangling.done for mangling in cell.network.manglings)
     return cell
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_worker0_runs_the_request_of_the_form(form: str) -> None:
+    plans = [each for each in run(calm(form)).world.story if isinstance(each.message, Plan)]
+    assert "-> worker0" in plans[0].what
+
+
+def test_some_drafts_are_kept_and_some_are_not() -> None:
+    scheduler = run(calm("repeating")).running[SCHEDULER]
+    assert isinstance(scheduler, SchedulerProcess)
+    figures = [worker.stats() for worker in scheduler.core.workers]
+    assert 0 < sum(each.drafts_kept for each in figures) < sum(each.drafted for each in figures)
 
 
 FAULTS: dict[str, Callable[[When], list[Fault]]] = {
@@ -126,7 +139,7 @@ def test_at_every_moment(fault: str, form: str) -> None:
     ids=["killed", "told to end", "stopped", "closed", "half open"],
 )
 def test_a_client_goes_on_at_another_gateway(loss: Callable[[When], Fault], form: str) -> None:
-    for seconds, when in zip(cycle((0.05, 1.0, 5.0)), moments(form), strict=False):
+    for seconds, when in zip(cycle((0.05, 1.0, 5.0)), moments(form, gateways=2), strict=False):
         wishes = [replace(wish, resumes=seconds) for wish in calm(form).wishes]
         faults = [loss(when), Reconnect(1.0, "r0", closes=False)]
         run(replace(calm(form), wishes=wishes, gateways=2, faults=faults))
@@ -176,7 +189,7 @@ def crowd() -> Scenario:
         Wish(0.3 + 0.01 * number, number % 2, make_submit(f"r{number}", form, draw, max_tokens=8))
         for number, form in enumerate(FORMS)
     ]
-    return Scenario(seed=0, wishes=wishes, gateways=2, blocks=18, slots=4, budget=8)
+    return Scenario(seed=0, wishes=wishes, gateways=2, blocks=18, slots=4, budget=8, drafts=3)
 
 
 @pytest.mark.parametrize("how", get_args(Manner))
