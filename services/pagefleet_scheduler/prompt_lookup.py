@@ -5,6 +5,7 @@ latest place counts, and what followed there, over and over, may follow again (p
 decoding, Saxena 2023).
 """
 
+import sys
 from array import array
 
 import msgspec
@@ -13,6 +14,8 @@ LONGEST_MATCH = 8
 
 LOOKBACK = 8192
 """Last tokens that are looked through: a step takes no longer for a longer text."""
+
+_CODEC = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
 
 
 class Drafts(msgspec.Struct, frozen=True, gc=False):
@@ -31,24 +34,24 @@ def propose(tokens: "array[int]", count: int) -> Drafts:
     if count <= 0:
         return NO_DRAFTS
     tokens = tokens[-LOOKBACK:]
-    packed, size = tokens.tobytes(), tokens.itemsize
-    match, follows = 0, len(tokens)
-    while match < LONGEST_MATCH and match + 1 < len(tokens):
+    text = _text(tokens)
+    match, follows = 0, len(text)
+    while match < min(LONGEST_MATCH, len(text) - 1):
         # A longer match ends where a shorter one does, so no later than the latest of these.
-        found = _rfind(packed, packed[-(match + 1) * size :], min(follows, len(tokens) - 1) * size)
-        if found is None:
+        at = text.rfind(text[-(match + 1) :], 0, min(follows, len(text) - 1))
+        if at < 0:
             break
-        match, follows = match + 1, found // size
+        match += 1
+        follows = at + match
     if not match:
         return NO_DRAFTS
     period = tokens[follows:]
     return Drafts((period * -(-count // len(period)))[:count], match)
 
 
-def _rfind(packed: bytes, end: bytes, before: int) -> int | None:
-    """Where the latest whole tokens that equal `end`, and lie before `before`, end."""
-    size = array("i").itemsize
-    at = packed.rfind(end, 0, before)
-    while at > 0 and at % size:
-        at = packed.rfind(end, 0, at + len(end) - 1)
-    return at + len(end) if at >= 0 else None
+def _text(tokens: "array[int]") -> str:
+    """Tokens as characters, which Python finds fast; nothing if one is too large for that."""
+    try:
+        return tokens.tobytes().decode(_CODEC, "surrogatepass")
+    except UnicodeDecodeError:
+        return ""

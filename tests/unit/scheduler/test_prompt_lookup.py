@@ -24,7 +24,7 @@ def proposed(tokens: list[int], count: int) -> tuple[list[int], int]:
 
 
 @given(
-    st.lists(st.sampled_from([0, 1, 256, 65536, 16777216, 257]), max_size=40)
+    st.lists(st.sampled_from([0, 1, 256, 65536, 0xD800, 0xDFFF, 0xFEFF, 0x10FFFF]), max_size=40)
     | st.lists(st.integers(0, 1), max_size=60),
     st.integers(1, 5),
 )
@@ -44,6 +44,10 @@ def test_nothing_is_proposed_without_room_or_repetition() -> None:
     assert proposed([], 3) == ([], 0)
     assert proposed([1, 2, 3, 4, 1, 2], 2) == ([3, 4], 2)
     assert proposed([7, 7, 7], 4) == ([7, 7, 7, 7], 2)
+
+
+def test_a_token_that_is_no_character_hinders_nobody() -> None:
+    assert proposed([0x110000, 7, 7, 7], 2) == ([], 0)
 
 
 def test_a_longer_match_goes_before_a_later_one() -> None:
