@@ -60,15 +60,18 @@ def random_prompts(generator: random.Random, count: int, longest: int = 100) -> 
 
 @torch.inference_mode()
 def positions_compared(oracle: torch.nn.Module, stream: Stream) -> int:
-    """Assert that each token is the oracle's own choice; ends where two of them are too close."""
+    """Assert that each token is the oracle's own choice behind those before it.
+
+    Either will do where its best two are too close; how often they are not is returned.
+    """
     tokens = torch.tensor([stream.prompt + stream.output])
     logits = oracle(tokens).logits[0, len(stream.prompt) - 1 : -1]
     best, ids = logits.topk(2)
-    for position, token in enumerate(stream.output):
-        if best[position, 0] - best[position, 1] < 1e-4:
-            return position
-        assert token == ids[position, 0]
-    return len(stream.output)
+    clear = best[:, 0] - best[:, 1] >= 1e-4
+    output = torch.tensor(stream.output)
+    assert torch.equal(output[clear], ids[clear, 0])
+    assert (output[:, None] == ids).any(dim=1).all()
+    return int(clear.sum())
 
 
 @pytest.mark.parametrize("name", VARIANTS)
