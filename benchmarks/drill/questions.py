@@ -18,12 +18,14 @@ FORMS: dict[str, dict[str, Any]] = {
     "penalized": {"temperature": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.1},
     "n=2": {"temperature": 1, "n": 2},
     "logprobs": {"temperature": 1, "logprobs": 3},
+    "repeating": {"temperature": 1, "allowed_token_ids": (66, 67)},
     "beam": {"temperature": 0, "use_beam_search": True, "beam_width": 3, "n": 2},
     "guided": {"temperature": 1, "structured_outputs": {"regex": "[a-m ]{200}"}},
 }
-"""Fields of a body; each asks for something else that must survive."""
+"""Fields of a body; each asks for something else that must survive. One that repeats itself is
+drafted."""
 
-SAMPLED = ("greedy", "seeded", "penalized", "n=2", "logprobs")
+SAMPLED = ("greedy", "seeded", "penalized", "n=2", "logprobs", "repeating")
 """The forms whose answers the oracle knows."""
 
 

@@ -9,7 +9,7 @@ from tests.faults.test_hang import run_with_stop
 
 pytestmark = pytest.mark.slow
 
-FORMS = ("greedy", "seeded", "penalized", "n=2", "logprobs", "beam")
+FORMS = ("greedy", "seeded", "penalized", "n=2", "logprobs", "repeating", "beam")
 
 
 @pytest.fixture(scope="module")

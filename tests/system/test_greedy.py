@@ -1,6 +1,7 @@
 """Greedy answers are transformers', token for token, however requests share steps and blocks."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from functools import cache
 from itertools import product
@@ -75,13 +76,15 @@ def task(case: Callable[[str], Case]) -> Callable[[str], Task]:
 )
 def test_equal_to_transformers(task: Callable[[str], Task], name: str, setting: Setting) -> None:
     case, prompts, expected = task(name)
-    print("prompts", prompts)
+    drafts = random.choice([0, 4])
+    print("drafts", drafts, "prompts", prompts)
     cell = case.model.cell(
         budget=setting.budget,
         blocks=SMALL_POOL if setting.small_pool else 400,
         slots=len(prompts) * 5 // 6,  # the others come when prefixes are cached
         lookahead=setting.lookahead,
         caching=setting.caching,
+        drafts=drafts,
     )
     params = SamplingParams(
         max_tokens=MAX_TOKENS,

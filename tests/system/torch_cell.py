@@ -24,7 +24,7 @@ class LoadedModel:
         self._engine = load_engine(folder, replace(settings, dtype="float32"), lambda: None)
 
     def cell(
-        self, *, blocks: int = 400, budget: int = 4096, slots: int = 64, **options: bool
+        self, *, blocks: int = 400, budget: int = 4096, slots: int = 64, **options: int
     ) -> Cell:
         """A cell with one worker; its pool holds NaN wherever nothing was written."""
         cell = Cell(lambda: self._with_pool(blocks, budget, slots), **options)
