@@ -27,6 +27,7 @@ from pagefleet_gateway.prompts import (
     completion_prompts,
     continued,
     echoed,
+    predicted,
     truncated,
 )
 from pagefleet_gateway.reasoning import THINKS_AT_ONCE
@@ -168,7 +169,7 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
         model=model.name,
         body=body,
         prompts=prompts,
-        submits=_submits(run, body, prompts, params, best_of, limits),
+        submits=_submits(run, body, model, prompts, params, best_of, limits),
         n=n,
         best_of=best_of,
         logprobs=body.logprobs,
@@ -216,7 +217,7 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
         model=model.name,
         body=body,
         prompts=prompts,
-        submits=_submits(run, body, prompts, params, n, limits),
+        submits=_submits(run, body, model, prompts, params, n, limits),
         n=n,
         best_of=n,
         logprobs=logprobs,
@@ -295,6 +296,7 @@ def _room(
 def _submits(
     run: str,
     body: GenerationBody,
+    model: ServedModel,
     prompts: list[list[int]],
     params: SamplingParams,
     choices: int,
@@ -302,6 +304,7 @@ def _submits(
 ) -> list[Submit]:
     tenant = limits.tenant
     salt = prefix_salt(tenant.digest, body.cache_salt)
+    prediction = pack_ints(predicted(body, model))
     return [
         Submit(
             request=request_id(run, number),
@@ -315,6 +318,7 @@ def _submits(
             window=STREAM_WINDOW if body.stream and not params.beam_width else 0,
             tenant=tenant.name,
             weight=tenant.weight,
+            prediction=prediction,
         )
         for number, tokens in enumerate(prompts)
     ]

@@ -5,12 +5,21 @@ from typing import Any, Final
 
 from pagefleet_gateway.errors import ApiError, bad_request
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.schema import ChatBody, ChatMessage, CompletionBody, GenerationBody
+from pagefleet_gateway.schema import (
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    GenerationBody,
+    joined,
+)
 from pagefleet_gateway.template import ChatTemplateError
 from pagefleet_gateway.tokenizer import PromptError, PromptTooLongError
 from pagefleet_gateway.tools import shown_calls
 
 MAX_PROMPTS: Final = 1024
+
+MAX_PREDICTION: Final = 16_384
+"""Tokens of a prediction that count: all of them are looked through at every step."""
 
 TEMPLATE_VARIABLES: Final = frozenset({"enable_thinking", "thinking"})
 """Switches of chat templates that a request may set."""
@@ -36,6 +45,18 @@ def completion_prompts(body: CompletionBody, model: ServedModel) -> list[list[in
     for tokens in prompts:
         check_vocabulary(tokens, "prompt", model)
     return prompts
+
+
+def predicted(body: GenerationBody, model: ServedModel) -> list[int]:
+    """The ids of what the body says that the answer may repeat.
+
+    Raises:
+        ApiError: 400 that names `prediction`.
+    """
+    if body.prediction is None:
+        return []
+    text = joined(body.prediction.content)
+    return encode([text], "prediction", model, add_special_tokens=False)[0][:MAX_PREDICTION]
 
 
 def check_vocabulary(tokens: Sequence[int], field: str, model: ServedModel) -> None:

@@ -47,6 +47,25 @@ class StreamOptions(msgspec.Struct):
     """The usage so far, in every chunk."""
 
 
+class ContentPart(msgspec.Struct):
+    """A piece of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+def joined(content: str | list[ContentPart] | None) -> str:
+    """The text of a content, its parts one after another."""
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+
+
+class Prediction(msgspec.Struct):
+    """Text that the answer may repeat: drafts are taken from it, and it changes no token."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+
 class GenerationBody(msgspec.Struct, kw_only=True):
     """The fields that both routes share."""
 
@@ -89,6 +108,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    prediction: Prediction | None = None
     echo: bool | None = None
     """Begin the answer with the prompt; in a chat, with the message that the answer continues."""
 
@@ -100,13 +120,6 @@ class CompletionBody(GenerationBody, kw_only=True):
     """A text, several, token ids, or several lists of them."""
     best_of: Choices | None = None
     logprobs: Alternatives | None = None
-
-
-class ContentPart(msgspec.Struct):
-    """A piece of a message's content."""
-
-    type: Literal["text"]
-    text: str
 
 
 class ChatMessage(msgspec.Struct):
@@ -125,9 +138,7 @@ class ChatMessage(msgspec.Struct):
     @property
     def text(self) -> str:
         """The content, its parts joined."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content or ())
+        return joined(self.content)
 
 
 class ChatBody(GenerationBody, kw_only=True):
@@ -153,7 +164,6 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "prediction": (),
     "reasoning_effort": (),
     "suffix": (),
     "verbosity": (),

@@ -75,6 +75,7 @@ class Admission:
             prompt=unpack_ints(submit.prompt),
             params=submit.params,
             salt=submit.salt,
+            prediction=unpack_ints(submit.prediction),
             number=self._arrivals,
             arrived=arrived,
             priority=submit.priority if self.prioritized else 0,

@@ -2,7 +2,7 @@
 
 The longest end of a sequence that was there before is sought, up to `LONGEST_MATCH` tokens; its
 latest place counts, and what followed there, over and over, may follow again (prompt lookup
-decoding, Saxena 2023).
+decoding, Saxena 2023). A client that knows much of the answer can say so (`Submit.prediction`).
 """
 
 import sys
@@ -26,14 +26,18 @@ class Drafts(msgspec.Struct, frozen=True, gc=False):
     """Tokens before them that were there before."""
 
 
-NO_DRAFTS = Drafts(array("i"), 0)
+NOTHING = array("i")
+NO_DRAFTS = Drafts(NOTHING, 0)
 
 
-def propose(tokens: "array[int]", count: int) -> Drafts:
-    """`count` tokens that may follow `tokens`; none if its last one did not come before."""
+def propose(tokens: "array[int]", count: int, prediction: "array[int]" = NOTHING) -> Drafts:
+    """`count` tokens that may follow `tokens`; none if its last one did not come before.
+
+    `prediction`: what it may repeat, as if that had come before it.
+    """
     if count <= 0:
         return NO_DRAFTS
-    tokens = tokens[-LOOKBACK:]
+    tokens = prediction + tokens[-LOOKBACK:]
     text = _text(tokens)
     match, follows = 0, len(text)
     while match < min(LONGEST_MATCH, len(text) - 1):

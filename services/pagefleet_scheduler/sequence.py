@@ -49,6 +49,8 @@ class Request:
     """Of its tenant, whose share of the service it is in proportion to."""
     began: float | None = None
     """When it first ran; None: it never did."""
+    prediction: "array[int]" = field(default_factory=lambda: array("i"))
+    """What its outputs may repeat."""
     window: int = 0
     """Outputs that each choice may have beyond those it came with; 0: any number."""
     deadline: float | None = None

@@ -78,7 +78,7 @@ class Speculation:
         """What to feed behind a sequence's last token, for which there is `room`."""
         if price >= max(self._kept):
             return NO_DRAFTS
-        found = propose(sequence.tokens, min(self.most, room, sequence.may_draft))
+        found = _propose(sequence, min(self.most, room, sequence.may_draft))
         count, _ = self._paying(found.match, len(found.tokens), price)
         return Drafts(found.tokens[:count], found.match)
 
@@ -110,7 +110,7 @@ class Speculation:
         for sequence in running:
             if sequence.ahead and sequence.can_draft:
                 most = min(self.most, sequence.may_draft - sequence.ahead)
-                if match := propose(sequence.tokens, most).match:
+                if match := _propose(sequence, most).match:
                     gain += (
                         self._kept[_length_class(match)] * self._paying(match + 1, most, price)[1]
                     )
@@ -129,6 +129,10 @@ class Speculation:
             tokens += likely
             time += price
         return most, tokens - time
+
+
+def _propose(sequence: Sequence, count: int) -> Drafts:
+    return propose(sequence.tokens, count, sequence.request.prediction)
 
 
 def _length_class(match: int) -> int:

@@ -34,6 +34,29 @@ def test_chat(client: openai.OpenAI, server: Serving) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
+def test_a_prediction_is_drafted_from_and_changes_nothing(
+    client: openai.OpenAI, server: Serving
+) -> None:
+    question = [{"role": "user", "content": "Write a poem about the sea and its four colours."}]
+
+    def pieces(prediction: str) -> list[str]:
+        stream = client.chat.completions.create(
+            model=server.model,
+            messages=question,
+            max_tokens=60,
+            seed=11,
+            prediction={"type": "content", "content": prediction},
+            stream=True,
+        )
+        return [chunk.choices[0].delta.content or "" for chunk in stream]
+
+    wrong = pieces("Blue, and blue again. " * 20)
+    text = "".join(wrong)
+    right = pieces(text)
+    assert "".join(right) == text
+    assert len(right) < len(wrong) / 2, "several tokens come at once"
+
+
 def test_streamed_chat(client: openai.OpenAI, server: Serving) -> None:
     asked = {"model": server.model, "messages": QUESTION, "max_tokens": 16, "temperature": 0}
     whole = client.chat.completions.create(**asked)

@@ -95,7 +95,7 @@ def test_an_independent_decoder_reads_a_submit() -> None:
         wire.encode(submit)[:-4]
     )
     assert (tag, request, attempt, *rest) == (
-        *("Submit", "r1", 2, 0, b"", 0.0, None, 0, "", 1.0, ""),
+        *("Submit", "r1", 2, 0, b"", 0.0, None, 0, "", 1.0, "", b""),
     )
     assert list(memoryview(prompt).cast("i")) == [1, 70000]
     assert params[:3] == [4, 7, 0.0]

@@ -60,10 +60,13 @@ class Submit(Message, frozen=True):
     continues: str = ""
     """The request of before whose stream this goes on with, for a client that lost it. It ends, and
     whatever the scheduler has of it is sent here, from the first token."""
+    prediction: Ints = b""
+    """Tokens that the outputs may repeat: they are drafted from."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be unpacked, and choices of the same number."""
         check_ints(self.prompt)
+        check_ints(self.prediction)
         if len({choice.index for choice in self.choices}) < len(self.choices):
             raise ValueError("two choices have the same number")
 

@@ -42,6 +42,9 @@ def chat(**fields: Any) -> Generation:
 
 BAD_FOR_BOTH: list[tuple[str, Any]] = [
     ("model", 5),
+    ("prediction", "abc"),
+    ("prediction", {"type": "content"}),
+    ("prediction", {"type": "other", "content": "abc"}),
     ("frequency_penalty", 2.1),
     ("presence_penalty", -2.1),
     ("repetition_penalty", 0),
@@ -433,6 +436,15 @@ def test_documents_are_shown_by_templates_that_have_a_place_for_them(tmp_path: P
     (ids,) = understand_chat(body, model, LIMITS).prompts
     (without,) = understand_chat(plain, model, LIMITS).prompts
     assert bytes(ids[: -len(without)]) == b"Pages: <|im_start|>system\n"
+
+
+@pytest.mark.parametrize("content", ["abc", [{"type": "text", "text": t} for t in ("a", "bc")]])
+def test_a_prediction_goes_with_every_prompt(content: Any) -> None:
+    prediction = {"type": "content", "content": content}
+    several = completion(prompt=["one", "two"], prediction=prediction)
+    for submit in (*several.submits, *chat(prediction=prediction).submits):
+        assert bytes(list(unpack_ints(submit.prediction))) == b"abc"
+    assert not chat().submits[0].prediction
 
 
 def test_documents_that_nobody_would_see_are_refused() -> None:

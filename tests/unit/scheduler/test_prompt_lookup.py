@@ -5,7 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagefleet_scheduler.prompt_lookup import LONGEST_MATCH, LOOKBACK, Drafts, propose
+from pagefleet_scheduler.prompt_lookup import LONGEST_MATCH, LOOKBACK, NO_DRAFTS, Drafts, propose
 
 
 def plainly(tokens: list[int], count: int) -> tuple[list[int], int]:
@@ -44,6 +44,13 @@ def test_nothing_is_proposed_without_room_or_repetition() -> None:
     assert proposed([], 3) == ([], 0)
     assert proposed([1, 2, 3, 4, 1, 2], 2) == ([3, 4], 2)
     assert proposed([7, 7, 7], 4) == ([7, 7, 7, 7], 2)
+
+
+def test_what_was_predicted_counts_as_said_before() -> None:
+    prediction = array("i", [1, 2, 3, 4, 5])
+    assert propose(array("i", [9, 8, 2, 3]), 2, prediction) == Drafts(array("i", [4, 5]), 2)
+    assert propose(array("i", [2, 3, 6, 2, 3]), 2, prediction) == Drafts(array("i", [6, 2]), 2)
+    assert propose(array("i", [9, 8]), 2, prediction) == NO_DRAFTS
 
 
 def test_a_token_that_is_no_character_hinders_nobody() -> None:
