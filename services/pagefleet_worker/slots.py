@@ -25,7 +25,7 @@ from pagefleet.wire import (
     pack_ints,
     unpack_ints,
 )
-from pagefleet_worker.grammar import DisobeyedError, Grammars, Guided
+from pagefleet_worker.grammar import DisobeyedError, Grammars, Guided, GuideError
 from pagefleet_worker.interface import PlanError
 
 
@@ -79,7 +79,7 @@ class Slot:
 
     def mask(self, place: int, grammars: Grammars) -> bytes | None:
         """What its grammar allows at `place` (see `Draw.mask`); None without a grammar, and behind
-        a draft that breaks it: whatever follows such a draft is dropped.
+        a draft with which it cannot be followed: whatever follows such a draft is dropped.
 
         Raises:
             GuideError: the grammar cannot be followed.
@@ -90,9 +90,11 @@ class Slot:
             self.guided = grammars.begin(self.params.guide)
         try:
             return self.guided.mask(self.tokens[self.prompt_length : place])
-        except DisobeyedError:
+        except GuideError as error:
             if place <= len(self.tokens) - self.on_trial:
                 raise
+            if not isinstance(error, DisobeyedError):
+                self.guided = None  # from such an error there is no way back
             return None
 
 

@@ -5,10 +5,12 @@ from array import array
 import msgspec
 import pytest
 
-from pagefleet.params import SamplingParams
+from pagefleet.params import Guide, SamplingParams
 from pagefleet.wire import SAMPLED, Open, Plan, checksum, pack_ints
+from pagefleet_worker.grammar import GuideError
 from pagefleet_worker.interface import PlanError
 from pagefleet_worker.slots import Row, Slot, Slots
+from tests.byte_grammars import byte_grammars
 
 PARAMS = SamplingParams(max_tokens=8, seed=1)
 SIZE = 4
@@ -148,3 +150,21 @@ def test_samples_behind_a_wrong_draft_or_an_end_are_not_taken(
     slot = Slot(params, 2, array("i", [1, 2]), [0], b"")
     row = Row(0, slot, 0, array("i", [1, 2, *drafts]), 1 + len(drafts))
     assert row.taken(samples) == taken
+
+
+def test_a_draft_with_which_a_grammar_takes_too_much_work_leaves_no_trace() -> None:
+    """Behind an x there are more rules than a parser may look at, behind a y there is one."""
+    rules = range(3000)
+    grammar = f'start: "y" "z" | "x" many\nmany: {" | ".join(f"r{n}" for n in rules)}\n'
+    grammar += "".join(f'r{n}: "a"\n' for n in rules)
+    params = SamplingParams(max_tokens=8, seed=1, guide=Guide(grammar))
+    grammars = byte_grammars(200, (3,))
+    slot = Slot(params, 1, array("i", [1, ord("x")]), [0], b"", on_trial=1)
+    first = slot.mask(1, grammars)
+    assert slot.mask(2, grammars) is None
+    slot.tokens[1:], slot.on_trial = array("i", [ord("y")]), 0
+    assert slot.mask(1, grammars) == first
+    assert int.from_bytes(slot.mask(2, grammars) or b"", "little") == 1 << ord("z")
+    slot.tokens[1] = ord("x")
+    with pytest.raises(GuideError, match="items"):
+        slot.mask(2, grammars)
