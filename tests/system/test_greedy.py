@@ -76,7 +76,7 @@ def task(case: Callable[[str], Case]) -> Callable[[str], Task]:
 )
 def test_equal_to_transformers(task: Callable[[str], Task], name: str, setting: Setting) -> None:
     case, prompts, expected = task(name)
-    drafts = random.choice([0, 4])
+    drafts = random.choice([0, 2])
     print("drafts", drafts, "prompts", prompts)
     cell = case.model.cell(
         budget=setting.budget,
