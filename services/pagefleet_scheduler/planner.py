@@ -225,7 +225,7 @@ class Planner:
                 break
             if self._make_writable(sequence, count, writer, preempted):
                 drafts = NO_DRAFTS
-                if count == pending and sequence.can_draft and not sequence.ahead:
+                if count == pending and not (sequence.ahead or sequence.waits_for_others):
                     room = min(self._room(sequence), budget - single - count)
                     drafts = self.speculation.drafts(sequence, room, price)
                 writer.add_row(sequence, count, drafts)

@@ -229,11 +229,6 @@ class Sequence:
         return self.request is other.request and self.request.search is not None
 
     @property
-    def can_draft(self) -> bool:
-        """Whether tokens may be fed on trial behind its last one, once that is known."""
-        return self.request.params.guide is None and not self.waits_for_others
-
-    @property
     def may_draft(self) -> int:
         """Drafts behind its last token that could all be outputs, and another one after them."""
         return self.limit - self.outputs - 1

@@ -108,7 +108,7 @@ class Speculation:
         """
         gain = 0.0
         for sequence in running:
-            if sequence.ahead and sequence.can_draft:
+            if sequence.ahead and not sequence.waits_for_others:
                 most = min(self.most, sequence.may_draft - sequence.ahead)
                 if match := _propose(sequence, most).match:
                     gain += (

@@ -5,7 +5,7 @@ from array import array
 import msgspec
 import pytest
 
-from pagefleet.params import Guide, SamplingParams
+from pagefleet.params import SamplingParams
 from pagefleet.wire import (
     PROTOCOL,
     SAMPLED,
@@ -50,13 +50,12 @@ class Arrivals:
         prompt: int | list[int],
         max_tokens: int = 8,
         choices: int = 1,
-        guide: Guide | None = None,
     ) -> Sequence:
         self.count += 1
         tokens = (
             prompt if isinstance(prompt, list) else [self.count * 10 + n for n in range(prompt)]
         )
-        params = SamplingParams(max_tokens=max_tokens, seed=1, guide=guide)
+        params = SamplingParams(max_tokens=max_tokens, seed=1)
         order = (0, float(self.count), self.count)
         request = Request(
             f"r{self.count}", 0, b"g", array("i", tokens), params, b"", order, float(self.count)
@@ -127,17 +126,13 @@ def test_lookahead_feeds_what_is_still_to_be_sampled(arrive: Arrivals) -> None:
     assert rows(third) == [(0, 3, 1, 1)]
 
 
-@pytest.mark.parametrize("guide", [None, Guide("start: /.*/")], ids=["free", "guided"])
-def test_who_repeats_itself_and_can_draft_waits_for_its_token(
-    arrive: Arrivals, guide: Guide | None
-) -> None:
+def test_who_repeats_itself_waits_for_its_token(arrive: Arrivals) -> None:
     worker = planner(drafts=2)
-    worker.admit(arrive([7, 7, 7, 7], guide=guide))
+    worker.admit(arrive([7, 7, 7, 7]))
     assert rows(plan_of(worker)) == [(0, 0, 4, 1)]
-    lookahead = plan_of(worker)
-    assert (lookahead is None) == (guide is None)
+    assert plan_of(worker) is None
     answer(worker, 7)
-    assert rows(lookahead or plan_of(worker)) == [(0, 4, 1, 1) if guide else (0, 4, 3, 3)]
+    assert rows(plan_of(worker)) == [(0, 4, 3, 3)]
 
 
 @pytest.mark.parametrize("exact", [True, False])

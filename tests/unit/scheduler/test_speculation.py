@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagefleet.params import Guide, SamplingParams
+from pagefleet.params import SamplingParams
 from pagefleet_scheduler.prompt_lookup import LONGEST_MATCH, Drafts
 from pagefleet_scheduler.sequence import Request, Sequence
 from pagefleet_scheduler.speculation import KEPT, LONGER, NO_DRAFTS_PAY, PAUSE, Speculation
@@ -31,9 +31,9 @@ def speculation(pace: Steps = FEW_ROWS_WAIT, most: int = 15) -> Speculation:
     return Speculation(most, pace)  # type: ignore[arg-type]
 
 
-def sequence(tokens: list[int], *, ahead: int = 0, guide: Guide | None = None) -> Sequence:
+def sequence(tokens: list[int], *, ahead: int = 0) -> Sequence:
     """One that has `ahead` tokens under way, and everything but the last one computed."""
-    params = SamplingParams(max_tokens=1000, seed=1, guide=guide)
+    params = SamplingParams(max_tokens=1000, seed=1)
     request = Request("r", 0, b"g", array("i", tokens), params, b"", (0, 0.0, 0), 0.0)
     made = Sequence(request, [0], array("i", tokens), ahead=ahead)
     made.ordered = made.computed = made.length - 1
@@ -123,7 +123,6 @@ def test_a_step_waits_only_for_likely_drafts_that_outweigh_the_pause() -> None:
     assert waits([sequence(LOOP, ahead=1)])
     assert not waits([sequence(list(range(20)), ahead=1)])
     assert not waits([sequence(LOOP)]), "its next token is known"
-    assert not waits([sequence(LOOP, ahead=1, guide=Guide("start: /.*/"))])
     short = PAUSE / 30
     assert not speculation(Steps(short, 0.0)).pays_to_wait([sequence(LOOP, ahead=1)])
     assert not speculation(Steps(0.0, 0.01)).pays_to_wait([sequence(LOOP, ahead=1)])

@@ -189,6 +189,25 @@ def test_guided_streams_are_what_they_would_be_alone(
                 assert complete or len(tokens) == client.submit.params.max_tokens
 
 
+def test_drafts_that_break_the_grammar_are_dropped() -> None:
+    """Where `ab` was often, it is drafted, though once a `c` must come and in the end a `d`."""
+    guide = regex("(ab){12}c(ab){12}d")
+    params = SamplingParams(max_tokens=60, seed=1, guide=guide, eos_token_ids=(END,))
+    steps = {}
+    for drafts in (0, 4):
+        cell = EchoCell(drafts=drafts)
+        cell.join()
+        request = cell.submit([1, 2, 3], params)
+        cell.run()
+        cell.compare()
+        assert (
+            text(cell.clients[request].tokens[0]).rstrip("\3") == "ab" * 12 + "c" + "ab" * 12 + "d"
+        )
+        steps[drafts] = cell.steps
+    assert 0 < cell.planner.speculation.kept < cell.planner.speculation.drafted
+    assert steps[4] < steps[0] / 2
+
+
 def test_a_grammar_that_fails_ends_its_request_alone() -> None:
     cell = EchoCell()
     cell.join()
