@@ -8,7 +8,8 @@ all its blocks and is computed again later (preemption by recomputation, PagedAt
 4.5). A block that two tables share is copied before one of them writes to it (section 4.4).
 
 Up to two steps may be under way (`flights`): a row of the second may take as its input the token
-that the first is still to sample. What a step freed is handed out again from the next plan on.
+that the first is still to sample. What a step freed is handed out again from the next plan on. A
+row whose input is all known may end with drafts, for which its blocks have room (`speculation`).
 
 Rules that keep this right, whatever is aborted, preempted or late in between:
 
