@@ -32,14 +32,17 @@ _OFFLINE = {
 
 
 @pytest.fixture(scope="session")
-def run_client() -> Callable[..., str]:
-    """Runs a program of a client's environment to its good end; returns what it wrote."""
+def run_client(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Runs a program of a client's environment to its good end, in a folder for what it leaves;
+    returns what it wrote.
+    """
 
     def run(client: str, program: str, *arguments: str, **environment: str) -> str:
         assert INSTALLED is not None
         command = [f"{INSTALLED}/{client}/bin/{program}", *arguments]
         ended = subprocess.run(
             command,
+            cwd=tmp_path_factory.mktemp(client),
             env={**os.environ, **_OFFLINE, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
