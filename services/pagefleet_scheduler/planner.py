@@ -74,6 +74,8 @@ class Planner:
         self.trial = False
         """Suspects may run here now (`quarantine`)."""
         self._step = 0
+        self._asked = (0, 0)
+        self._waits = False
         self._watermark = max(1, worker.blocks // 100)
         self._slots = SlotBook(worker.slots)
 
@@ -185,7 +187,7 @@ class Planner:
         """
         if len(self.flights) >= self.depth:
             return None
-        if self.flights and self.speculation.pays_to_wait(self.running):
+        if self.flights and self._waits_for_result():
             return None
         pool = self.cache.pool
         pool.settle()
@@ -202,6 +204,14 @@ class Planner:
         self.flights.append(Flight(plan, writer.planned))
         return plan
 
+    def _waits_for_result(self) -> bool:
+        """Whether drafts make it worth while; asked once, and again when somebody comes or goes."""
+        asked = self._step, len(self.running)
+        if asked != self._asked:
+            self._asked = asked
+            self._waits = self.speculation.pays_to_wait(self.running)
+        return self._waits
+
     def _turn(self, preempted: list[Sequence]) -> PlanWriter:
         writer = PlanWriter(self.checking)
         for sequences in turns(self.running, self.flights, self._step, self.trial):
@@ -216,6 +226,7 @@ class Planner:
         able = [(sequence, pending) for sequence in sequences if (pending := sequence.pending) > 0]
         budget = self.worker.max_batched_tokens
         single = sum(pending == 1 for _, pending in able)
+        spare = self.worker.slots - len(able)  # logits for which a worker has memory
         price = self.speculation.price(single) if single == len(able) else NO_DRAFTS_PAY
         for sequence, pending in able:
             single -= pending == 1
@@ -227,10 +238,11 @@ class Planner:
             if self._make_writable(sequence, count, writer, preempted):
                 drafts = NO_DRAFTS
                 if count == pending and not (sequence.ahead or sequence.waits_for_others):
-                    room = min(self._room(sequence), budget - single - count)
+                    room = min(self._room(sequence), budget - single - count, spare)
                     drafts = self.speculation.drafts(sequence, room, price)
                 writer.add_row(sequence, count, drafts)
                 budget -= count + len(drafts.tokens)
+                spare -= len(drafts.tokens)
 
     def _room(self, sequence: Sequence) -> int:
         """Drafts for which a sequence has blocks already."""

@@ -72,7 +72,8 @@ class Speculation:
         if not (seconds := self._pace.seconds(rows)):
             return 0.0
         more = max(rows, ROWS_MORE)
-        return (self._pace.seconds(rows + more) - seconds) / more * rows / seconds
+        longer = max(self._pace.seconds(rows + more) - seconds, 0.0)
+        return longer / more * rows / seconds
 
     def drafts(self, sequence: Sequence, room: int, price: float) -> Drafts:
         """What to feed behind a sequence's last token, for which there is `room`."""

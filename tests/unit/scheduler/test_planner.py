@@ -146,6 +146,24 @@ def test_drafts_are_usual_only_where_they_change_no_bit(arrive: Arrivals, exact:
     assert rows(lookahead or plan_of(worker)) == [(0, 4, 4, 4) if exact else (0, 4, 1, 1)]
 
 
+def test_no_more_is_drafted_than_a_worker_has_room_for_logits(arrive: Arrivals) -> None:
+    worker = planner(drafts=3, slots=5)
+    for _ in range(2):
+        worker.admit(arrive([7, 7, 7, 7]))
+    plan_of(worker)
+    answer(worker, 7, 7)
+    assert rows(plan_of(worker)) == [(0, 4, 4, 4), (1, 4, 1, 1)]
+
+
+def test_whoever_comes_ends_the_wait_for_drafts(arrive: Arrivals) -> None:
+    worker = planner(drafts=2)
+    worker.admit(arrive([7, 7, 7, 7]))
+    plan_of(worker)
+    assert plan_of(worker) is None
+    worker.admit(arrive(6))
+    assert rows(plan_of(worker)) == [(0, 4, 1, 1), (1, 0, 6, 1)]
+
+
 def test_nobody_drafts_beside_a_prompt(arrive: Arrivals) -> None:
     worker = planner(drafts=2, budget=8)
     worker.admit(arrive([7, 7, 7, 7]))
