@@ -3,8 +3,8 @@
 A step that is ordered while another is under way begins without a pause, but who comes after the
 order has to wait for the step after that. So the best moment is just before the worker needs it.
 How long a step takes is known from those of about its size; the shortest of the last few counts,
-because an order that is too early costs less than one that is too late. How much longer larger steps
-take also tells what drafts cost (`speculation`).
+because an order that is too early costs less than one that is too late. How much longer larger
+steps take also tells what drafts cost (`speculation`).
 """
 
 from bisect import bisect_right
