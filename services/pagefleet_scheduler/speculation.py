@@ -109,7 +109,7 @@ class Speculation:
         """
         gain = 0.0
         for sequence in running:
-            if sequence.ahead and not sequence.waits_for_others:
+            if sequence.ahead:
                 most = min(self.most, sequence.may_draft - sequence.ahead)
                 if match := _propose(sequence, most).match:
                     gain += (

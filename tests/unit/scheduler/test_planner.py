@@ -178,6 +178,18 @@ def test_nobody_drafts_beside_a_prompt(arrive: Arrivals) -> None:
     assert plan_of(worker) is None, "the first one's next token may have drafts behind it"
 
 
+def test_choices_that_begin_together_have_no_drafts(arrive: Arrivals) -> None:
+    """All but the last token of the prompt are cached, so that this one could have drafts."""
+    worker = planner(drafts=2)
+    first = arrive([7] * 5)
+    worker.admit(first)
+    plan_of(worker)
+    answer(worker, 7)
+    worker.remove(first)
+    worker.admit(arrive([7] * 5, choices=2))
+    assert rows(plan_of(worker)) == [(0, 4, 1, 1)]
+
+
 def test_no_more_is_drafted_than_may_come(arrive: Arrivals) -> None:
     worker = planner(drafts=4)
     worker.admit(arrive([7, 7, 7, 7], max_tokens=3))

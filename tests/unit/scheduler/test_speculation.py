@@ -52,6 +52,21 @@ def test_a_price_is_what_a_row_more_takes_in_tokens() -> None:
     assert [mixed.price(rows) for rows in (1, 10, 40)] == pytest.approx([1 / 11, 0.5, 0.8])
 
 
+def test_a_price_is_not_told_from_the_next_size_alone() -> None:
+    class Noisy(Steps):
+        def seconds(self, tokens: int) -> float:
+            return 0.02 if tokens == 2 else super().seconds(tokens)
+
+    assert speculation(Noisy(0.01, 0.0)).price(1) == 0
+    assert speculation(Steps(0.01, -0.0001)).price(1) == 0, "larger steps are never faster"
+
+
+def test_what_was_predicted_is_drafted() -> None:
+    asked = sequence([1, 2, 3])
+    asked.request.prediction = array("i", [2, 3, 4, 5])
+    assert list(speculation().drafts(asked, 2, 0.0).tokens) == [4, 5]
+
+
 def test_without_drafts_none_pays() -> None:
     off = speculation(most=0)
     assert off.price(1) == NO_DRAFTS_PAY
@@ -109,13 +124,15 @@ def test_what_is_always_kept_is_fed_in_larger_numbers() -> None:
 
 def test_only_the_first_wrong_draft_is_judged() -> None:
     """Those behind it were fed behind another token than the sequence has."""
-    learning, right = speculation(), speculation()
-    learning.judge(Drafts(array("i", [1, 2, 3, 4]), 2), 1)
-    for match, kept in ((2, 1), (3, 0)):
-        right.judge(Drafts(array("i", [1]), match), kept)
-    assert [learning.drafts(sequence(LOOP[:n]), 15, 0.3) for n in range(4, 12)] == [
-        right.drafts(sequence(LOOP[:n]), 15, 0.3) for n in range(4, 12)
-    ]
+    together, apart = speculation(), speculation()
+    for _ in range(300):
+        together.judge(Drafts(array("i", [1, 2, 3, 4]), 2), 1)
+        for match, kept in ((2, 1), (3, 0)):
+            apart.judge(Drafts(array("i", [1]), match), kept)
+        for price in (0.01, 0.3):
+            for length in range(4, 12):
+                looping = sequence(LOOP[:length])
+                assert together.drafts(looping, 15, price) == apart.drafts(looping, 15, price)
 
 
 def test_a_step_waits_only_for_likely_drafts_that_outweigh_the_pause() -> None:
@@ -126,6 +143,26 @@ def test_a_step_waits_only_for_likely_drafts_that_outweigh_the_pause() -> None:
     short = PAUSE / 30
     assert not speculation(Steps(short, 0.0)).pays_to_wait([sequence(LOOP, ahead=1)])
     assert not speculation(Steps(0.0, 0.01)).pays_to_wait([sequence(LOOP, ahead=1)])
+
+
+def test_the_next_token_makes_the_match_longer() -> None:
+    """Behind one equal token a draft hardly outweighs the pause, behind two it does."""
+    assert speculation(Steps(PAUSE * 5, 0.0)).pays_to_wait([sequence([1, 9, 8, 1], ahead=1)])
+
+
+def test_nobody_waits_for_drafts_that_could_not_come() -> None:
+    ending = sequence(LOOP, ahead=1)
+    ending.allowed = 3
+    assert speculation().pays_to_wait([ending])
+    ending.allowed = 2
+    assert not speculation().pays_to_wait([ending])
+
+
+def test_who_has_nothing_to_be_fed_does_not_count() -> None:
+    paused = [sequence(list(range(20))) for _ in range(100)]
+    for each in paused:
+        each.allowed = 0
+    assert speculation().pays_to_wait([sequence(LOOP, ahead=1), *paused])
 
 
 def test_nobody_waits_for_drafts_where_a_prompt_is_to_be_computed() -> None:

@@ -559,6 +559,7 @@ def test_engines_are_built_from_settings() -> None:
     settings = WorkerSettings(engine="echo", num_blocks=100, max_model_len=2000)
     echo = build_simulated(settings, make_manifest(), lambda: None)
     assert (echo.facts.blocks, echo.facts.max_model_len) == (100, 1600)
+    assert echo.facts.exact
     script = Script(echo, PROMPT)
     script.open(0, 0, [3])
     assert script.is_right
