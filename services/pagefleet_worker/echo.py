@@ -171,12 +171,13 @@ class EchoEngine:
             answer.tokens.extend([NO_TOKEN] * len(slot.choices))
             answer.errors.append(RowError(index, str(error)))
             return
-        if faultpoints.corrupts("echo.logits"):
-            logits = SparseLogits(logits.size, (), ())  # as NaN, they leave nothing to choose
         chosen = [
             logits.choose(Draw(0, params, history, slot.prompt_length, choice, position, mask))
             for choice in slot.choices
         ]
+        behind_drafts = place > row.end - row.logits + 1
+        if not behind_drafts and faultpoints.corrupts("echo.logits"):
+            chosen = [NO_TOKEN] * len(chosen)  # as of NaN
         if params.logprobs is not None:
             for number, token in enumerate(chosen, len(answer.tokens)):
                 confines = mask if params.beam_width else None
