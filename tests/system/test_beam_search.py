@@ -28,20 +28,12 @@ SETTINGS = [
     Setting(3, 2.0, None, LARGE_POOL, True),
 ]
 
-QUICK = SETTINGS[1]
-"""Nothing is preempted."""
-
 
 @pytest.mark.parametrize(
     ("name", "setting"),
     [
         *product(VARIANTS, SETTINGS),
-        (SMOLLM2, QUICK),
-        *[
-            pytest.param(SMOLLM2, each, marks=pytest.mark.slow)
-            for each in SETTINGS
-            if each is not QUICK
-        ],
+        *[pytest.param(SMOLLM2, each, marks=pytest.mark.slow) for each in SETTINGS],
     ],
     ids=lambda value: value if isinstance(value, str) else f"width-{value.width}",
 )
