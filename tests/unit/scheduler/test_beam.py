@@ -14,11 +14,13 @@ from pagefleet_scheduler.beam import BeamSearch
 
 VOCABULARY = 40
 FILL = VOCABULARY - 1
+SEED = random.randrange(2**31)
+"""Of the model's weights."""
 
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    torch.manual_seed(random.randrange(2**31))
+    torch.manual_seed(SEED)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -88,7 +90,7 @@ def test_equal_to_transformers(
 ) -> None:
     prompt = [random.randrange(VOCABULARY) for _ in range(5)]
     ends = tuple(random.sample(range(FILL), random.randint(1, 3)))
-    print("prompt", prompt, "ends", ends)
+    print("seed", SEED, "prompt", prompt, "ends", ends)
     params = SamplingParams(
         max_tokens=12,
         seed=0,
