@@ -324,6 +324,7 @@ class SchedulerLink:
             self.counters.repeats += 1
             tokens, item = tokens[known:], parted(item, known)[1]
         choice.tokens.extend(tokens)
+        choice.numerics = item.numerics
         if item.finish is not None:
             self._end_choice(submission, choice)
         return Reaction(news=[item])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pagefleet.wire import ChoiceState, Submit, pack_ints, unpack_ints
+from pagefleet.wire import ChoiceState, Numerics, Submit, pack_ints, unpack_ints
 
 
 @dataclass(slots=True)
@@ -14,6 +14,8 @@ class OpenChoice:
 
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
     finished: bool = False
+    numerics: Numerics = 0
+    """That the latest of them were computed in."""
     allowed: int = 0
     """Tokens that the scheduler may send, counted from the first."""
     credited: bool = False
@@ -59,7 +61,7 @@ class OpenSubmission:
             age=self.submit.age + now - self.opened,
             left=self._left(now),
             choices=[
-                ChoiceState(index, pack_ints(choice.tokens), choice.finished)
+                ChoiceState(index, pack_ints(choice.tokens), choice.finished, choice.numerics)
                 for index, choice in self.choices.items()
             ],
         )

@@ -57,6 +57,9 @@ REVIEW = 1.0
 ABSENCE = 0.5
 """Seconds between two calls, of which there is one every 50 ms, that show that it was stopped."""
 
+GATHERING = 1.0
+"""Seconds for which it waits, when it is new or was stopped, to hear of workers that may live."""
+
 STALL = 2.0
 """Seconds of open requests and no progress anywhere after which the cell counts as stalled."""
 
@@ -121,6 +124,7 @@ class Scheduler:
         self._review_due = 0.0
         self._inspections: list[tuple[bytes, Inspect]] = []
         self._now = 0.0
+        self._gathered = 0.0
 
     def __repr__(self) -> str:
         return (
@@ -138,7 +142,9 @@ class Scheduler:
         if (absence := now - self._now) > ABSENCE:
             self.gateways.excuse(absence)
             self.workers.excuse(absence)
+            self._gathered = now + GATHERING
         self._now = now
+        self.placement.gathering = now < self._gathered
         for event in events:
             match event:
                 case Lost(peer):

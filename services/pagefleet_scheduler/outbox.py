@@ -58,6 +58,7 @@ class Outbox:
                 finish=sequence.finish,
                 cached=sequence.cached,
                 queued=0 if position else request.queued,
+                numerics=sequence.numerics,
             )
         )
         sequence.sent = sequence.outputs

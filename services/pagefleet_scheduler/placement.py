@@ -20,6 +20,8 @@ class Placement:
         self.waiting = Queue()
         self.planners: list[Planner] = []
         self.quarantine = Quarantine()
+        self.gathering = False
+        """Streams wait for workers that compute their bits: some may live and not be heard yet."""
         self.class_changes = 0
         """Times that a sequence with outputs went on at a worker that computes other bits."""
 
@@ -101,7 +103,7 @@ class Placement:
         if request.began is None:
             request.began = now
             self.waiting.charge(request, len(request.prompt))
-        if sequence.outputs and sequence.numerics not in (None, chosen.worker.numerics):
+        if sequence.outputs and sequence.numerics not in (0, chosen.numerics):
             self.class_changes += 1
         chosen.admit(sequence)
         queued.admitted(sequence, chosen)
@@ -110,7 +112,9 @@ class Placement:
     def eligible(self, sequence: Sequence) -> list[Planner]:
         """Workers that can hold it to its end; if any of them computes its bits, only these."""
         able = [planner for planner in self.planners if planner.fits(sequence)]
-        same = [planner for planner in able if planner.worker.numerics == sequence.numerics]
+        same = [planner for planner in able if planner.numerics == sequence.numerics]
+        if not same and self.gathering and sequence.outputs and sequence.numerics:
+            return []
         return same or able
 
     def _preempt_for(self, sequence: Sequence, planners: Iterable[Planner]) -> bool:

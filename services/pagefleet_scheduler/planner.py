@@ -22,7 +22,7 @@ from array import array
 from bisect import insort
 from collections import deque
 
-from pagefleet.wire import Plan, Result, WorkerHello
+from pagefleet.wire import Plan, Result, WorkerHello, numerics_of
 from pagefleet_scheduler.flights import Accepted, Flight, ResultError, Sampled, agreeing
 from pagefleet_scheduler.kv_cache import KVCache
 from pagefleet_scheduler.pace import Pace
@@ -58,6 +58,7 @@ class Planner:
             drafts: tokens fed on trial at most; None: as are usual where they change no bit.
         """
         self.worker = worker
+        self.numerics = numerics_of(worker.numerics)
         self.epoch = epoch
         self.depth = 2 if lookahead else 1
         self.checking = check
@@ -142,7 +143,7 @@ class Planner:
         sequence.ordered = sequence.computed = found
         sequence.epoch, sequence.slot = self.epoch, self._slots.take()
         sequence.candidates = None
-        sequence.numerics = self.worker.numerics
+        sequence.numerics = self.numerics
         sequence.protected = sequence.run > 0
         self.prefix_queries += len(sequence.tokens)
         self.prefix_hits += found

@@ -124,6 +124,7 @@ class Requests:
         outputs = unpack_ints(choice.tokens)
         sequence = Sequence(request, [choice.index], request.prompt + outputs)
         sequence.base = sequence.sent = sequence.sent_before = len(outputs)
+        sequence.numerics = choice.numerics
         sequence.allowed = len(outputs) + request.window if request.window else None
         sequence.finish = decoding.finish_of(request.params, len(outputs), outputs[-1])
         request.sequences[choice.index] = sequence

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pagefleet.params import SamplingParams
-from pagefleet.wire import Finish, Ints, Logprobs, checksum, pack_ints
+from pagefleet.wire import Finish, Ints, Logprobs, Numerics, checksum, pack_ints
 from pagefleet_scheduler.beam import BeamSearch
 from pagefleet_scheduler.blocks import BlockKey, History, root
 
@@ -152,8 +152,8 @@ class Sequence:
     """Full blocks of this run that went through the prefix index."""
     history: History = b""
     """What its next block to be indexed continues."""
-    numerics: str | None = None
-    """The class of the worker where it last ran; workers of one class compute equal bits."""
+    numerics: Numerics = 0
+    """The class of the worker where it last ran."""
     cached: int = 0
     """Prompt tokens that its first run found in the prefix cache."""
     lost: float | None = None

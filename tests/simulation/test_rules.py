@@ -86,6 +86,19 @@ def test_a_stream_moves_within_its_class_if_it_can(form: str) -> None:
             assert (counted > 0) == bool(changes)
 
 
+@pytest.mark.parametrize("form", ["greedy", "logprobs", "penalties"])
+def test_a_new_scheduler_knows_the_classes_of_streams(form: str) -> None:
+    """They wait for a worker that computes their bits; one that went on elsewhere is counted."""
+    late = Moment("Outputs", 3)
+    for classes, changes in (("one", "one"), 0), (("one", "two"), 1):
+        faults: list[Fault] = [Kill(late, SCHEDULER, 0.3), Kill(late, "worker0", 5.0)]
+        cell = Cell(replace(calm(form), classes=classes, faults=faults))
+        cell.live()
+        scheduler = cell.running[SCHEDULER]
+        assert isinstance(scheduler, SchedulerProcess)
+        assert (scheduler.core.placement.class_changes > 0) == bool(changes)
+
+
 def test_a_client_that_does_not_read_stops_only_itself() -> None:
     """It gives up what it holds to who waits, for the minute after which its gateway ends it."""
     draw = random.Random("slow")

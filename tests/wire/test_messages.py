@@ -42,8 +42,10 @@ GOLDEN: list[tuple[wire.Message, str]] = [
     (wire.WorkerBye(3, True), "93a9576f726b657242796503c3"),
     (wire.WorkerBeat(3, 17, True), "94aa576f726b6572426561740311c3"),
     (
-        wire.Outputs(5, [wire.Output("r", 0, 1, 2, b"\2\1\0\0", finish=wire.Finish.STOP)]),
-        "94a74f75747075747305919aa172000102c40402010000c0a473746f7000c0" + "00" + "90",
+        wire.Outputs(
+            5, [wire.Output("r", 0, 1, 2, b"\2\1\0\0", finish=wire.Finish.STOP, numerics=9)]
+        ),
+        "94a74f75747075747305919ba172000102c40402010000c0a473746f7000c0" + "0009" + "90",
     ),
     (
         wire.Plan(9, 1, wire.pack_ints([0, 0, 1, 1, 1, -2]), wire.pack_ints([wire.SAMPLED])),
@@ -99,7 +101,7 @@ def test_an_independent_decoder_reads_a_submit() -> None:
     )
     assert list(memoryview(prompt).cast("i")) == [1, 70000]
     assert params[:3] == [4, 7, 0.0]
-    assert choices == [[0, b"\x05\0\0\0", False]]
+    assert choices == [[0, b"\x05\0\0\0", False, 0]]
     assert wire.decode_from_gateway(wire.encode(submit)) == submit
 
 

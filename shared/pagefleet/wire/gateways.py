@@ -13,6 +13,7 @@ from pagefleet.wire.parts import (
     Ints,
     Logprobs,
     Message,
+    Numerics,
     Part,
     Seconds,
     check_ints,
@@ -230,6 +231,8 @@ class Output(Part, frozen=True):
     """Of an answer of a beam search."""
     queued: int = 0
     """Microseconds that the request waited before it first ran; with a choice's first tokens."""
+    numerics: Numerics = 0
+    """That the latest of them were computed in."""
 
 
 class PromptOutput(Part, frozen=True):

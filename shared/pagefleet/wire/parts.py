@@ -23,6 +23,9 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 """Of something that is kept track of one by one."""
 
+Numerics: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+"""CRC-32 of a class of numerics, whose workers compute equal bits; 0: none is known."""
+
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Micros: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
@@ -69,6 +72,11 @@ def checksum(table: Ints, before: int = 0) -> int:
     """CRC-32 of a block table as a signed 32-bit integer; `before` is that of what precedes it."""
     crc = zlib.crc32(table, before & 0xFFFFFFFF)
     return crc - (1 << 32) if crc >= 1 << 31 else crc
+
+
+def numerics_of(name: str) -> Numerics:
+    """What stands for a class of numerics on the way of every token."""
+    return zlib.crc32(name.encode()) or 1
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -130,6 +138,8 @@ class ChoiceState(Part, frozen=True):
     """The choice's number over the whole HTTP request; part of the sampler's counter."""
     tokens: Ints = b""
     finished: bool = False
+    numerics: Numerics = 0
+    """That the latest of them were computed in."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be unpacked."""

@@ -110,6 +110,18 @@ def test_logprobs_are_cut_with_their_tokens() -> None:
     assert unpack_ints(news.logprobs.top_ids).tolist() == [2, 20, 3, 30]
 
 
+def test_a_new_scheduler_is_told_in_which_class_the_latest_tokens_were_computed() -> None:
+    link = running()
+    for position, numerics in enumerate([5, 6]):
+        item = Output("r", 1, 0, position, pack_ints([1]), numerics=numerics)
+        link.handle(Outputs(7, [item]), 1)
+    repeat = Output("r", 1, 0, 0, pack_ints([1]), numerics=5)
+    link.handle(Outputs(7, [repeat]), 1)
+    (again,) = link.handle(pulse(8), 2).messages
+    assert isinstance(again, Submit)
+    assert again.choices == [ChoiceState(0, pack_ints([1, 1]), numerics=6)]
+
+
 def test_a_finish_without_tokens_counts_at_the_end_only() -> None:
     link = running()
     link.handle(Outputs(7, [output(0, 1, 2)]), 1)

@@ -6,16 +6,20 @@ import pytest
 
 from pagefleet.wire import (
     PROTOCOL,
+    ChoiceState,
     Fence,
     GatewayHello,
     Join,
+    Outputs,
     Refused,
     WorkerBeat,
     WorkerBye,
     WorkerHello,
+    numerics_of,
+    pack_ints,
     unpack_ints,
 )
-from pagefleet_scheduler.core import Lost, Unreachable
+from pagefleet_scheduler.core import GATHERING, Lost, Unreachable
 from tests.unit.scheduler.core_cell import Cell
 
 
@@ -62,6 +66,7 @@ def test_a_lost_worker_s_sequences_go_on_elsewhere(cell: Cell) -> None:
 
 
 def test_a_stream_stays_with_workers_that_compute_the_same_bits(cell: Cell) -> None:
+    cell.settle()
     cell.join(b"one")
     cell.submit(max_tokens=4)
     cell.answer(cell.plans(b"one")[0], 50, peer=b"one")
@@ -71,6 +76,47 @@ def test_a_stream_stays_with_workers_that_compute_the_same_bits(cell: Cell) -> N
     assert [len(unpack_ints(plan.tokens)) for plan in cell.plans(b"two")[:1]] == [7]
     cell.events(Lost(b"two"))
     assert any(list(unpack_ints(plan.tokens))[-1] == 50 for plan in cell.plans(b"other"))
+
+
+@pytest.mark.parametrize("order", [(b"one", b"other"), (b"other", b"one")], ids=str)
+def test_a_scheduler_that_is_new_keeps_a_stream_in_its_class(
+    cell: Cell, order: tuple[bytes, bytes]
+) -> None:
+    """Whichever worker greets it first: its gateway says what computed the tokens so far."""
+    classes = {b"one": "class", b"other": "another class"}
+    states = [ChoiceState(0, pack_ints([50]), numerics=numerics_of("class"))]
+    cell.submit(states=states, attempt=2)
+    for worker in order:
+        cell.join(worker, numerics=classes[worker])
+        cell.now += GATHERING / 3
+    assert cell.plans(b"other") == []
+    assert list(unpack_ints(cell.plans(b"one")[0].tokens))[-1] == 50
+    assert cell.scheduler.placement.class_changes == 0
+
+
+def test_a_stream_waits_for_its_class_no_longer_than_workers_take_to_greet(cell: Cell) -> None:
+    """And nobody waits behind it."""
+    cell.join(b"other", numerics="another class")
+    states = [ChoiceState(0, pack_ints([50]), numerics=numerics_of("class"))]
+    cell.submit("old", states=states, attempt=2)
+    cell.submit("new")
+    assert [each.output for plan in cell.plans(b"other") for each in plan.opens] == [b""]
+    cell.settle()
+    cell.answer(cell.plans(b"other")[0], 60, peer=b"other")
+    assert sum(len(plan.opens) for plan in cell.plans(b"other")) == 2
+    assert cell.scheduler.placement.class_changes == 1
+
+
+def test_outputs_tell_what_computed_them(cell: Cell) -> None:
+    cell.settle()
+    cell.join(b"one")
+    cell.submit(max_tokens=2)
+    cell.answer(cell.plans(b"one")[0], 50, peer=b"one")
+    cell.join(b"other", numerics="another class")
+    cell.events(Lost(b"one"))
+    cell.answer(cell.plans(b"other")[0], 51, peer=b"other")
+    items = [m.items[0] for _, m in cell.sent if isinstance(m, Outputs)]
+    assert [item.numerics for item in items] == [numerics_of("class"), numerics_of("another class")]
 
 
 def test_all_choices_stay_with_workers_that_compute_the_same_bits(cell: Cell) -> None:
@@ -86,6 +132,7 @@ def test_all_choices_stay_with_workers_that_compute_the_same_bits(cell: Cell) ->
 
 def test_a_stream_leaves_its_class_when_no_worker_of_it_is_large_enough(cell: Cell) -> None:
     """Or it would wait at the head of the queue for ever, and everybody behind it."""
+    cell.settle()
     cell.join(b"large")
     cell.submit(prompt=40, max_tokens=4)
     cell.answer(cell.plans(b"large")[0], 50, peer=b"large")
