@@ -274,7 +274,7 @@ def _text(count: int, stop: list[str]) -> float:
         seconds = 0.0
         for _ in range(64_000 // count):
             answer = Answer(understand_completion(content, model, limits), model)
-            renderer = Renderer(answer, model, 0)
+            renderer = Renderer(answer, model)
             request = answer.prompts[0].request
             news = [
                 Output(request, 1, 0, position, pack_ints([LETTERS[position % 26]]))

@@ -18,11 +18,8 @@ from pagefleet_gateway.link import News
 from pagefleet_gateway.logprobs import TokenEntry, unpacked
 from pagefleet_gateway.message import MessageReader
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.outputs import parted
+from pagefleet_gateway.outputs import one_by_one, parted
 from pagefleet_gateway.responses import PromptTokensDetails, Usage
-from pagefleet_gateway.resume import Had
-
-_NOTHING = Had(0)
 
 
 @dataclass
@@ -64,7 +61,7 @@ class Answer:
         """Seconds that its requests waited before they first ran, at most."""
         for index, had in generation.had.items():
             if had.finished:
-                self.choices[index].count = had.count
+                self.choices[index].count = generation.passed_over(index)
                 self.choices[index].finished = True
                 self._going.remove(index)
         self._by_request = {prompt.request: prompt for prompt in self.prompts}
@@ -90,6 +87,11 @@ class Answer:
         cached = sum(prompt.cached or 0 for prompt in self.prompts)
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
 
+    @property
+    def thought_tokens(self) -> int:
+        """Tokens so far in which a model thought that answers token by token."""
+        return sum(reader.thought_tokens for reader in self._readers.values())
+
     def prompt_of(self, index: int) -> Prompt:
         """The prompt of a choice."""
         return self.prompts[index // self.generation.best_of]
@@ -103,17 +105,25 @@ class Answer:
                     if item.finish is not None:
                         self._check_finish(item.finish)
                     self._learn_of_first_run(item)
-                    if index in self._going:
-                        pieces[index] += self._news(index, item)
+                    for part in one_by_one(item) if self.generation.by_token else (item,):
+                        if index in self._going:
+                            pieces[index] += self._news(index, part)
                 case PromptOutput():
                     self._take_prompt(item)
                 case Rejected():
                     raise from_rejection(item)
-        joined = {index: Piece.joined(parts) for index, parts in pieces.items() if parts}
-        for index, piece in joined.items():
-            if index in self._readers:
-                self._readers[index].read(piece)
-        return joined
+        return {index: self._read(index, parts) for index, parts in pieces.items() if parts}
+
+    def _read(self, index: int, parts: list[Piece]) -> Piece:
+        """The parts joined, and read for what they say besides text."""
+        reader = self._readers.get(index)
+        if reader is None:
+            return Piece.joined(parts)
+        if not self.generation.by_token:
+            parts = [Piece.joined(parts)]
+        for part in parts:
+            reader.read(part)
+        return Piece.joined(parts)
 
     def _check_finish(self, finish: Finish) -> None:
         if finish is Finish.ERROR:
@@ -125,7 +135,7 @@ class Answer:
 
     def _news(self, index: int, item: Output) -> list[Piece]:
         """What became certain, unless the client of a resumed stream has it already."""
-        missing = self.generation.had.get(index, _NOTHING).count - self.choices[index].count
+        missing = self.generation.passed_over(index) - self.choices[index].count
         if missing <= 0:
             return [self._push(index, item)]
         known, new = parted(item, missing)

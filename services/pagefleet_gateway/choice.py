@@ -15,7 +15,7 @@ from pagefleet.wire import Finish, Output, unpack_ints
 from pagefleet_gateway.detokenizer import Detokenizer
 from pagefleet_gateway.logprobs import TokenEntry, unpacked
 from pagefleet_gateway.stop import StopStrings
-from pagefleet_gateway.tool_parsers import CallDelta
+from pagefleet_gateway.tool_parsers import CallDelta, Spoken
 
 
 @dataclass(slots=True)
@@ -32,8 +32,15 @@ class Piece:
     """The stop string or stop token that ended it."""
     reasoning: str = ""
     """What a model that thinks wrote before its answer."""
-    calls: list[CallDelta] = field(default_factory=list)
-    """Of tools."""
+    spoken: list[Spoken] = field(default_factory=list)
+    """The text and calls of tools in their order, where there may be calls."""
+    parts: "list[Piece]" = field(default_factory=list, compare=False)
+    """What it was joined of."""
+
+    @property
+    def calls(self) -> list[CallDelta]:
+        """Of tools."""
+        return [each for each in self.spoken if isinstance(each, CallDelta)]
 
     @property
     def is_text(self) -> bool:
@@ -53,7 +60,8 @@ class Piece:
             pieces[-1].finish,
             pieces[-1].stop_reason,
             "".join(piece.reasoning for piece in pieces),
-            [call for piece in pieces for call in piece.calls],
+            [each for piece in pieces for each in piece.spoken],
+            [part for piece in pieces for part in piece.parts or [piece]],
         )
 
 

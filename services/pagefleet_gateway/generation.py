@@ -8,6 +8,7 @@ Understanding a body tokenizes, so it is not for the event loop. Whatever is not
 an `ApiError`: 400 that names the field, or 404 for a model that is not served.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
@@ -65,7 +66,7 @@ class Limits:
 class Generation:
     """A request that is understood."""
 
-    kind: Literal["completion", "chat"]
+    kind: Literal["completion", "chat", "response"]
     id: str
     """As the client sees it."""
     run: str
@@ -91,8 +92,22 @@ class Generation:
     """Special tokens are part of the text."""
     strict: bool = False
     """See `Limits`."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Unix time of its beginning."""
     had: Mapping[int, Had] = field(default_factory=dict)
     """What the client of a resumed stream has of each choice; empty if it begins."""
+
+    @property
+    def by_token(self) -> bool:
+        """Whether it is told token by token, in events that do not depend on what came together."""
+        return self.kind == "response"
+
+    def passed_over(self, index: int) -> int:
+        """Tokens of a choice that a resumed client has and that need not be looked at.
+
+        Events that are counted are made again from the first token.
+        """
+        return 0 if self.by_token or index not in self.had else self.had[index].count
 
     @property
     def unfinished(self) -> list[Submit]:
@@ -232,7 +247,7 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
 def ticket_of(generation: Generation, model: ServedModel, tenant: bytes) -> Ticket:
     """What makes a stream again, besides its body."""
     seed, fingerprint = generation.params.seed, model.manifest.fingerprint
-    return Ticket(generation.id, generation.run, seed, fingerprint, tenant)
+    return Ticket(generation.id, generation.created, generation.run, seed, fingerprint, tenant)
 
 
 def resumed(
@@ -261,7 +276,7 @@ def resumed(
         )
         for number, submit in enumerate(generation.submits)
     ]
-    return replace(generation, id=ticket.answer, submits=submits, had=had)
+    return replace(generation, id=ticket.answer, created=ticket.created, submits=submits, had=had)
 
 
 def _name(body: GenerationBody, limits: Limits) -> str:

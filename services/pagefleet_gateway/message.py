@@ -8,7 +8,7 @@ from msgspec import UNSET
 from pagefleet_gateway.choice import Piece
 from pagefleet_gateway.reasoning import ReasoningParser, Thought
 from pagefleet_gateway.responses import ChatAnswer, Delta, FunctionDelta, ToolCallDelta
-from pagefleet_gateway.tool_parsers import CallDelta, Script, Spoken, ToolParser
+from pagefleet_gateway.tool_parsers import Script, Spoken, ToolParser
 from pagefleet_gateway.tools import FunctionCall, ToolCall, call_id
 
 
@@ -33,11 +33,12 @@ class MessageReader:
         self._tools = None if form.script is None else ToolParser(form.script)
         self._parallel = form.parallel
         self._called = False
+        self.thought_tokens = 0
+        """In which it thought, as far as the pieces that are read tell them apart."""
 
     def read(self, piece: Piece) -> None:
         """Part the piece's text into reasoning, content and calls, in place."""
-        thought = self._think(piece.text, piece.finish is not None)
-        piece.reasoning, piece.text = thought
+        piece.reasoning, piece.text = self._think(piece)
         if self._tools is None:
             return
         spoken = self._tools.push(piece.text)
@@ -45,21 +46,22 @@ class MessageReader:
             spoken += self._tools.finish()
         self._speak(piece, spoken)
 
-    def _think(self, text: str, ended: bool) -> Thought:
+    def _think(self, piece: Piece) -> Thought:
         if self._reasoning is None:
-            return Thought("", text)
-        thought = self._reasoning.push(text)
-        if not ended:
+            return Thought("", piece.text)
+        thinks = self._reasoning.thinks
+        thought = self._reasoning.push(piece.text)
+        if thinks or self._reasoning.thinks:
+            self.thought_tokens += len(piece.tokens)
+        if piece.finish is None:
             return thought
         rest = self._reasoning.finish()
         return Thought(thought.reasoning + rest.reasoning, thought.content + rest.content)
 
     def _speak(self, piece: Piece, spoken: list[Spoken]) -> None:
         piece.text = "".join(each for each in spoken if isinstance(each, str))
-        piece.calls = [
-            each
-            for each in spoken
-            if isinstance(each, CallDelta) and (self._parallel or each.index == 0)
+        piece.spoken = [
+            each for each in spoken if isinstance(each, str) or self._parallel or each.index == 0
         ]
         self._called = self._called or bool(piece.calls)
         if self._called and piece.finish == "stop":

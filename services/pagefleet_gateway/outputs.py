@@ -1,5 +1,7 @@
 """Parts of what the scheduler sends: outputs and logprobs cut at a token."""
 
+from collections.abc import Iterator
+
 import msgspec
 
 from pagefleet.wire import Logprobs, Output
@@ -39,3 +41,16 @@ def parted(output: Output, tokens: int) -> tuple[Output, Output]:
         logprobs=logprobs and sliced(logprobs, tokens, len(output.tokens)),
     )
     return first, rest
+
+
+def one_by_one(output: Output) -> Iterator[Output]:
+    """Its tokens each by itself; the last has its end."""
+    last = max(len(output.tokens) // 4, 1) - 1
+    for number in range(last + 1):
+        yield msgspec.structs.replace(
+            output,
+            position=output.position + number,
+            tokens=output.tokens[4 * number : 4 * number + 4],
+            logprobs=output.logprobs and sliced(output.logprobs, number, number + 1),
+            finish=output.finish if number == last else None,
+        )

@@ -34,15 +34,19 @@ class ReasoningParser:
     def __repr__(self) -> str:
         return f"<ReasoningParser: {self._state.__name__}, {len(self._held)} characters held>"
 
+    @property
+    def thinks(self) -> bool:
+        """Whether text that comes now is a thought."""
+        return self._state == self._think or (self._state == self._begin and self._at_once)
+
     def push(self, text: str) -> Thought:
         """What became certain with `text`."""
         return self._state(text)
 
     def finish(self) -> Thought:
         """What was held."""
-        thinks = self._state == self._think or (self._state == self._begin and self._at_once)
         held, self._held = self._held, ""
-        return Thought(held, "") if thinks else Thought("", held)
+        return Thought(held, "") if self.thinks else Thought("", held)
 
     def _begin(self, text: str) -> Thought:
         self._held += text

@@ -42,6 +42,8 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
 
     answer: str
     """The id that the client sees."""
+    created: int
+    """Unix time of the answer's beginning."""
     run: str
     """Names the requests that the stream came from: see `request_id`."""
     seed: int

@@ -66,8 +66,8 @@ class Prediction(msgspec.Struct):
     content: str | list[ContentPart]
 
 
-class GenerationBody(msgspec.Struct, kw_only=True):
-    """The fields that both routes share."""
+class CommonBody(msgspec.Struct, kw_only=True):
+    """The fields that all routes share whose answers are generated."""
 
     model: str | None = None
     frequency_penalty: Penalty | None = None
@@ -77,38 +77,43 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    n: Choices | None = None
-    use_beam_search: bool | None = None
-    beam_width: Choices | None = None
-    length_penalty: LengthPenalty | None = None
-    early_stopping: bool | Literal["never"] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Word | Annotated[list[Word], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    max_tokens: Count | None = None
     min_tokens: Count | None = None
     logit_bias: Annotated[dict[str, float], Meta(max_length=MAX_LISTED)] | None = None
     bad_words: Annotated[list[Word], Meta(max_length=MAX_LISTED)] | None = None
     allowed_token_ids: TokenIds | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    prompt_logprobs: Alternatives | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=_INT32_MAX)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     timeout: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] | None = None
     request_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
-    return_token_ids: bool | None = None
-    add_special_tokens: bool | None = None
     user: str | None = None
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     prediction: Prediction | None = None
+
+
+class GenerationBody(CommonBody, kw_only=True):
+    """The fields that both completion routes share."""
+
+    n: Choices | None = None
+    use_beam_search: bool | None = None
+    beam_width: Choices | None = None
+    length_penalty: LengthPenalty | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    max_tokens: Count | None = None
+    stream_options: StreamOptions | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    prompt_logprobs: Alternatives | None = None
+    return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
     echo: bool | None = None
     """Begin the answer with the prompt; in a chat, with the message that the answer continues."""
 

@@ -63,7 +63,7 @@ class GenerationRoute(PostRoute):
             headers.append((b"x-ignored-fields", _shown(generation.ignored)))
         record.handed_over = time.monotonic()
         record.tenant.charge(record.prompt_tokens, record.handed_over)
-        renderer = Renderer(answer, gateway.model, int(time.time()), ticket)
+        renderer = Renderer(answer, gateway.model, ticket)
         async with (
             gateway.client.open(generation.unfinished) as mailbox,
             _watching(receive, mailbox),

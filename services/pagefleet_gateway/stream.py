@@ -59,15 +59,13 @@ def failure(error: ApiError) -> bytes:
 class Renderer:
     """Writes one answer as JSON.
 
-    created: Unix time. ticket: what the ids of a stream's events begin with; without one they have
-    no ids.
+    ticket: what the ids of a stream's events begin with; without one they have no ids.
     """
 
-    def __init__(self, answer: Answer, model: ServedModel, created: int, ticket: str = "") -> None:
+    def __init__(self, answer: Answer, model: ServedModel, ticket: str = "") -> None:
         self._answer = answer
         self._generation = answer.generation
         self._vocabulary = model.vocabulary
-        self._created = created
         self._ticket = ticket
         had = answer.generation.had
         behind = {index: had.get(index, Had(0)) for index in answer.choices}
@@ -156,7 +154,7 @@ class Renderer:
         return self._event(
             Completion(
                 id=self._generation.id,
-                created=self._created,
+                created=self._generation.created,
                 model=self._generation.model,
                 choices=[choice],
                 usage=self._usage_so_far(),
@@ -179,7 +177,7 @@ class Renderer:
         return self._event(
             ChatChunk(
                 id=self._generation.id,
-                created=self._created,
+                created=self._generation.created,
                 model=self._generation.model,
                 choices=[choice],
                 usage=self._usage_so_far(),
@@ -194,7 +192,7 @@ class Renderer:
         chunk = Completion if self._generation.kind == "completion" else ChatChunk
         last = chunk(
             id=self._generation.id,
-            created=self._created,
+            created=self._generation.created,
             model=self._generation.model,
             choices=[],
             usage=self._answer.usage,
@@ -222,7 +220,7 @@ class Renderer:
             return _encoder.encode(
                 Completion(
                     id=self._generation.id,
-                    created=self._created,
+                    created=self._generation.created,
                     model=self._generation.model,
                     choices=choices,
                     usage=self._answer.usage,
@@ -231,7 +229,7 @@ class Renderer:
         return _encoder.encode(
             ChatCompletion(
                 id=self._generation.id,
-                created=self._created,
+                created=self._generation.created,
                 model=self._generation.model,
                 choices=[self._chat_choice(number, pieces[index]) for number, index in shown],
                 usage=self._answer.usage,

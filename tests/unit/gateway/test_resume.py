@@ -1,5 +1,6 @@
 """A stream that is cut anywhere and resumed is the stream that was not cut."""
 
+import dataclasses
 import json
 import random
 from typing import Any
@@ -56,13 +57,15 @@ def news_of(generation: Generation, draw: random.Random) -> list[News]:
 def events(body: bytes, chat: bool, last_id: str | None = None) -> list[tuple[str, Any]]:
     """(id, chunk) of the events of a stream, from the beginning or behind an id."""
     generation = understood(body, chat)
-    if last_id is not None:
+    if last_id is None:
+        generation = dataclasses.replace(generation, created=5)
+    else:
         generation = resumed(
             generation, echo_model(), *read_event_id(last_id, SECRET, body, TENANT)
         )
     ticket = ticket_of(generation, echo_model(), TENANT).sign(SECRET, body)
     answer = Answer(generation, echo_model())
-    renderer = Renderer(answer, echo_model(), 5, ticket)
+    renderer = Renderer(answer, echo_model(), ticket)
     content = renderer.start()
     news = news_of(generation, random.Random(random.randrange(2**32)))
     for item in news:
@@ -113,7 +116,7 @@ def test_cut_behind_any_event(chat: bool, fields: dict[str, Any]) -> None:
     for cut, (identity, chunk) in enumerate(whole, 1):
         rest = events(sent, chat, identity)
         assert told(whole[:cut] + rest) == told(whole)
-        assert {each["id"] for _, each in rest} <= {chunk["id"]}
+        assert {(each["id"], each["created"]) for _, each in rest} <= {(chunk["id"], 5)}
 
 
 def test_the_seed_of_a_resumed_stream_is_the_first_one_s() -> None:
@@ -132,7 +135,7 @@ def test_the_seed_of_a_resumed_stream_is_the_first_one_s() -> None:
 def test_what_cannot_be_resumed_is_said() -> None:
     body = json.dumps({"prompt": "ab", "stream": True, "n": 2}).encode()
     name = event_id(
-        Ticket("x", "y", 1, "z", TENANT).sign(SECRET, body), [position(1), position(2, True)]
+        Ticket("x", 0, "y", 1, "z", TENANT).sign(SECRET, body), [position(1), position(2, True)]
     )
     ticket, had = read_event_id(name, SECRET, body, TENANT)
     assert (ticket.answer, had) == ("x", {0: Had(1), 1: Had(2, True)})

@@ -84,7 +84,7 @@ def prompt_news(answer: Answer) -> list[News]:
 
 def whole(answer: Answer, news: list[News]) -> Any:
     """The JSON body after all the news."""
-    renderer = Renderer(answer, echo_model(), 5)
+    renderer = Renderer(answer, echo_model())
     pieces = answer.take(news)
     assert answer.finished
     return json.loads(renderer.whole(pieces))
@@ -92,7 +92,7 @@ def whole(answer: Answer, news: list[News]) -> Any:
 
 def streamed(answer: Answer, news: list[News]) -> list[Any]:
     """The chunks of the stream, one message of news at a time; checks its form."""
-    renderer = Renderer(answer, echo_model(), 5)
+    renderer = Renderer(answer, echo_model())
     content = renderer.start()
     for item in news:
         content += renderer.events(answer.take([item]))
@@ -109,7 +109,7 @@ def test_a_whole_completion() -> None:
     assert whole(answer, outputs(answer, ["héllo", " you"])) == {
         "id": "cmpl-x",
         "object": "text_completion",
-        "created": 5,
+        "created": answer.generation.created,
         "model": "echo",
         "choices": [
             {

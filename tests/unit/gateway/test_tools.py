@@ -71,7 +71,7 @@ def prompt_of(answer: Answer) -> str:
 def whole(answer: Answer, text: str, finish: Finish = Finish.STOP) -> dict[str, Any]:
     """The choice of the answer that is not streamed."""
     piece = take(answer, text, 0, finish)
-    content = Renderer(answer, model(), 0).whole({0: piece})
+    content = Renderer(answer, model()).whole({0: piece})
     choice: dict[str, Any] = json.loads(content)["choices"][0]
     return choice
 
@@ -84,7 +84,7 @@ def take(answer: Answer, text: str, position: int, finish: Finish | None) -> Pie
 
 def streamed(answer: Answer, text: str, finish: Finish = Finish.STOP) -> dict[str, Any]:
     """The choice that a client puts together from the events of a stream."""
-    renderer = Renderer(answer, model(), 0)
+    renderer = Renderer(answer, model())
     content, position = renderer.start(), 0
     while position < len(text.encode()):
         length = random.randint(1, 9)
