@@ -39,7 +39,7 @@ VARIANTS = [
 def logprobs(folder: Path, settings: WorkerSettings, tokens: list[int]) -> Tensor:
     """Of every token of the vocabulary after each of `tokens`: float32 [len(tokens), V]."""
     engine = load_engine(folder, settings, lambda: None)
-    size, block_size = settings.max_num_batched_tokens, settings.block_size
+    size, block_size = engine.facts.max_batched_tokens, settings.block_size
     slot = Slot(SamplingParams(max_tokens=1, seed=0), len(tokens), array("i", tokens), [0], b"")
     slot.table.extend(range(-(-len(tokens) // block_size)))
     found = []

@@ -7,6 +7,7 @@ import secrets
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -46,6 +47,36 @@ _DTYPES = {
     "float16": torch.float16,
 }
 
+_STEP_TOKENS = {"cpu": 512, "cuda": 2048}
+"""That a step may hold by default: a GPU's products are at their best from so many rows on, and
+Python orders each kernel for more of them."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large the steps of a worker may be."""
+
+    tokens: int
+    """Of a step."""
+    length: int
+    """Tokens of a sequence."""
+    sequences: int
+    block_size: int
+
+    @classmethod
+    def of(cls, settings: WorkerSettings, device: torch.device, possible: int) -> "Limits":
+        """Those of the settings; the model knows `possible` positions.
+
+        Raises:
+            ModelError: it knows too few.
+        """
+        return cls(
+            settings.max_num_batched_tokens or _STEP_TOKENS[device.type],
+            _choose_length(settings.max_model_len, possible),
+            settings.max_num_seqs,
+            settings.block_size,
+        )
+
 
 def load_engine(
     folder: Path, settings: WorkerSettings, progress: Callable[[], None]
@@ -78,7 +109,7 @@ def _load_engine(
     device = _choose_device(settings.device)
     use(device)
     dtype = choose_dtype(settings.dtype, config, device)
-    length = _choose_length(settings.max_model_len, manifest.max_model_len)
+    limits = Limits.of(settings, device, manifest.max_model_len)
     kernels = select(device, invariant=settings.batch_invariant)
     if settings.block_size % kernels.block_multiple:
         raise ModelError(
@@ -86,28 +117,26 @@ def _load_engine(
             f"multiple of {kernels.block_multiple}."
         )
     decoder = _load_model(
-        folder, settings, manifest, config, dtype, device, kernels, length, progress
+        folder, settings, manifest, config, dtype, device, kernels, limits.length, progress
     )
     if settings.kv_cache_dtype == "fp8":
-        _keep_kv_in_8_bits(decoder, settings, length)
+        _keep_kv_in_8_bits(decoder, limits)
     kept = decoder.kv_dtype
-    size = choose_size(
-        config, settings, kept, device, lambda: run_full_step(decoder, settings, length)
-    )
+    size = choose_size(config, settings, kept, device, lambda: run_full_step(decoder, limits))
     _log.info("%s", size)
     spare = device.type == "cuda"  # rows that pad a graph's batch write to a block of their own
     pool = make_pool(config, size.blocks + spare, settings.block_size, kept, device)
     host_pool = make_host_pool(pool, settings.swap_space or 0)
-    costs = {} if host_pool is None else _measure_costs(decoder, settings, length, pool, host_pool)
-    exact = _is_exact(kernels, decoder, settings, length)
+    costs = {} if host_pool is None else _measure_costs(decoder, limits, pool, host_pool)
+    exact = _is_exact(kernels, decoder, limits)
     facts = EngineFacts(
         fingerprint=manifest.fingerprint,
         numerics=_numerics_class(config, kernels, decoder, settings, exact=exact),
-        block_size=settings.block_size,
+        block_size=limits.block_size,
         blocks=size.blocks,
-        slots=settings.max_num_seqs,
-        max_model_len=min(length, size.blocks * settings.block_size),
-        max_batched_tokens=settings.max_num_batched_tokens,
+        slots=limits.sequences,
+        max_model_len=min(limits.length, size.blocks * limits.block_size),
+        max_batched_tokens=limits.tokens,
         vocab_size=config.vocab_size,
         host_blocks=0 if host_pool is None else host_pool.shape[2],
         exact=exact,
@@ -161,14 +190,14 @@ def _load_model(
     return load_adapted(folder, manifest.weights, dtype, device, kernels, length, progress)
 
 
-def _keep_kv_in_8_bits(decoder: CausalModel, settings: WorkerSettings, length: int) -> None:
+def _keep_kv_in_8_bits(decoder: CausalModel, limits: Limits) -> None:
     if decoder.device.type != "cuda" or not isinstance(decoder, Decoder):
         raise ModelError(
             "Keys and values of 8 bits are there for GPUs, and for the architectures "
             f"{', '.join(ARCHITECTURES)}: leave out --kv-cache-dtype."
         )
-    limit = min(length, settings.max_num_batched_tokens)
-    decoder.keep_kv_in_8_bits(find_kv_scales(decoder, settings.block_size, limit))
+    limit = min(limits.length, limits.tokens)
+    decoder.keep_kv_in_8_bits(find_kv_scales(decoder, limits.block_size, limit))
 
 
 def _device_inputs(
@@ -218,15 +247,15 @@ def _load_decoder(
 
 
 def _measure_costs(
-    decoder: CausalModel, settings: WorkerSettings, length: int, pool: Tensor, host_pool: Tensor
+    decoder: CausalModel, limits: Limits, pool: Tensor, host_pool: Tensor
 ) -> dict[str, float]:
     """Microseconds to move a block and to compute a token: what the scheduler weighs."""
-    run_full_step(decoder, settings, length)
+    run_full_step(decoder, limits)
     began = time.perf_counter()
-    run_full_step(decoder, settings, length)
+    run_full_step(decoder, limits)
     if pool.device.type == "cuda":
         torch.cuda.synchronize(pool.device)
-    compute = (time.perf_counter() - began) / settings.max_num_batched_tokens * 1e6
+    compute = (time.perf_counter() - began) / limits.tokens * 1e6
     move = measure_swap(pool, host_pool)
     _log.info(
         "%d host blocks; moving one takes %.0f us, computing a token %.0f us",
@@ -238,14 +267,14 @@ def _measure_costs(
 
 
 @torch.inference_mode()
-def run_full_step(decoder: CausalModel, settings: WorkerSettings, length: int) -> None:
+def run_full_step(decoder: CausalModel, limits: Limits) -> None:
     """Compute the largest step there can be, on a small pool of its own.
 
-    It has as many tokens as a step may have, in rows of at most `length` that all share one table,
-    and logits for as many sequences as may run.
+    It has as many tokens as a step may have, in the longest rows, which all share one table, and
+    logits for as many sequences as may run.
     """
-    tokens, block_size = settings.max_num_batched_tokens, settings.block_size
-    longest = min(tokens, length)
+    tokens, block_size = limits.tokens, limits.block_size
+    longest = min(tokens, limits.length)
     blocks = -(-longest // block_size)
     pool = make_pool(decoder.config, blocks, block_size, decoder.kv_dtype, decoder.device)
     slot = Slot(SamplingParams(max_tokens=0, seed=0), longest, array("i"), [0], b"")
@@ -256,7 +285,7 @@ def run_full_step(decoder: CausalModel, settings: WorkerSettings, length: int) -
         for number, start in enumerate(range(0, tokens, longest))
     ]
     hidden = decoder.hidden(Batch.of(rows, block_size, decoder.device), pool)
-    sampled = min(settings.max_num_seqs, tokens)
+    sampled = min(limits.sequences, tokens)
     decoder.logits(hidden, torch.arange(sampled, device=decoder.device))
 
 
@@ -305,14 +334,12 @@ def _choose_length(wanted: int | None, possible: int) -> int:
     return wanted or possible
 
 
-def _is_exact(
-    kernels: Kernels, decoder: CausalModel, settings: WorkerSettings, length: int
-) -> bool:
+def _is_exact(kernels: Kernels, decoder: CausalModel, limits: Limits) -> bool:
     """Whether a row's bits depend on nothing but its sequence: what is promised is tried out."""
     if not kernels.invariant:
         return False
-    rows = min(length, settings.max_num_batched_tokens)
-    if not (exact := is_exact(decoder, settings.block_size, rows)):
+    rows = min(limits.length, limits.tokens)
+    if not (exact := is_exact(decoder, limits.block_size, rows)):
         _log.warning("This machine's products depend on the batch: streams that are moved or "
                      "preempted may go on differently. Try another --dtype.")  # fmt: skip
     return exact

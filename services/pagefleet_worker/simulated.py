@@ -17,6 +17,9 @@ from pagefleet_worker.interface import EngineFacts
 ECHO_CELLS = 1 << 16
 """Positions that an echo worker's pool holds by default."""
 
+STEP_TOKENS = 512
+"""That a step holds by default."""
+
 SIM_CELLS = 15_728
 """Positions that fit beside OPT-13B on an A100-40G (the PagedAttention paper, section 6.1)."""
 
@@ -43,7 +46,7 @@ def build_simulated(
         blocks=blocks,
         slots=settings.max_num_seqs,
         max_model_len=min(length, blocks * settings.block_size),
-        max_batched_tokens=settings.max_num_batched_tokens,
+        max_batched_tokens=settings.max_num_batched_tokens or STEP_TOKENS,
         vocab_size=manifest.vocab_size,
         exact=True,
     )

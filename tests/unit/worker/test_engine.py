@@ -16,7 +16,7 @@ from pagefleet.wire import Logprobs, Plan, pack_ints, unpack_floats, unpack_ints
 from pagefleet_worker.draw import NO_TOKEN
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import PlanError
-from pagefleet_worker.loading import load_engine, run_full_step
+from pagefleet_worker.loading import Limits, load_engine, run_full_step
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
 from tests.driver import Driver, Stream
@@ -287,7 +287,7 @@ def test_the_largest_step_can_be_computed(length: int, prepared_model: Prepared)
     layers: list[None] = []
     engine = load_engine(prepared_model("mistral"), SETTINGS, lambda: layers.append(None))
     layers.clear()
-    run_full_step(engine.decoder, SETTINGS, length)
+    run_full_step(engine.decoder, Limits.of(SETTINGS, engine.pool.device, length))
     assert len(layers) == 3
 
 

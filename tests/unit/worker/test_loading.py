@@ -10,7 +10,7 @@ import torch
 from pagefleet.settings import WorkerSettings
 from pagefleet_worker import loading
 from pagefleet_worker.config import load_config
-from pagefleet_worker.loading import choose_dtype, load_engine
+from pagefleet_worker.loading import Limits, choose_dtype, load_engine
 from pagefleet_worker.model_files import ModelError
 
 
@@ -29,6 +29,17 @@ def test_a_gpu_computes_in_16_bits_unless_told_otherwise(
 ) -> None:
     config = replace(load_config(prepared_model("llama")), dtype=saved)
     assert choose_dtype(name, config, torch.device("cuda")) is chosen
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "tokens"),
+    [("cpu", None, 512), ("cuda", None, 2048), ("cuda:1", None, 2048), ("cuda", 64, 64)],
+)
+def test_a_gpu_takes_larger_steps_unless_told_otherwise(
+    device: str, wanted: int | None, tokens: int
+) -> None:
+    settings = WorkerSettings(max_num_batched_tokens=wanted)
+    assert Limits.of(settings, torch.device(device), 100).tokens == tokens
 
 
 def test_a_lack_of_memory_is_told_with_what_to_do(
