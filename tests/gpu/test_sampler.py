@@ -13,7 +13,7 @@ from tests.gpu.engines import require_gpu_or_interpreter
 
 require_gpu_or_interpreter()
 
-VOCABULARY = 300
+VOCABULARY = 5000
 
 
 def random_draw(generator: random.Random, rows: int) -> Draw:

@@ -53,10 +53,10 @@ def probabilities_left(logits, temperature, top_k, top_p, min_p):
 
 @settings(max_examples=15, deadline=None)
 @given(
-    size=st.sampled_from([1, 2, 500, 512, 513, 1100]),
+    size=st.sampled_from([1, 2, 500, 512, 513, 2048, 2049, 6000]),
     spread=st.sampled_from([0.01, 1.0, 6.0]),
     temperature=st.sampled_from([0.1, 1.0, 1.7]),
-    top_k=st.sampled_from([0, 0, 1, 2, 40, 5000]),
+    top_k=st.sampled_from([0, 0, 1, 2, 40, 3000, 9000]),
     top_p=st.sampled_from([1.0, 1.0, 1e-6, 0.3, 0.9, 0.999]),
     min_p=st.sampled_from([0.0, 0.0, 0.05, 1.0]),
     tied=st.booleans(),
@@ -115,7 +115,7 @@ def test_a_broken_row_gives_no_token(broken, temperature):
 
 
 def test_several_draws_may_read_one_row():
-    logits = torch.randn(2, 500).to(torch.bfloat16)
+    logits = torch.randn(2, 500)
     count = 3
     tokens = sample(
         logits,
