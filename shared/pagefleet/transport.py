@@ -9,19 +9,26 @@ heartbeats: a peer that comes back before its old connection is known to be clos
 was stopped for a second, would never be heard again (ROUTER_HANDOVER; identities are random per
 start).
 
-A frame is one message. Connections that leave the machine need CURVE, which is not offered yet:
-only Unix sockets and loopback addresses are taken.
+A frame is one message. An address beyond the machine needs the cell's key (cell_key.py), with which
+all TCP is encrypted and lets in only who has it too (gate.py); Unix sockets need none, and loopback
+addresses none where there is no key. Over a network more can be lost: a peer gives up a connection
+that is not made, or a handshake that is not answered, within seconds, and tries again.
 """
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
 
 from pagefleet import faultpoints
+from pagefleet.cell_key import CellKey
+from pagefleet.gate import HANDSHAKE_FAILED, HANDSHAKE_MS, Gate, public_key, watch
 
 MAX_FRAME_BYTES = 64 * 2**20
 """A larger message closes the connection it came on."""
@@ -35,6 +42,8 @@ them it is to say that it lives, and to answer workers.
 """
 
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 300, 900
+_CONNECT_MS = 1000  # for which TCP may try to connect: it would wait twice as long each time
+_BACKLOG = 2048  # connections at TCP that wait to be accepted: strangers may come in crowds
 _MAX_IPC_PATH = 107
 
 _Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -44,11 +53,11 @@ class EndpointError(Exception):
     """An address that will not be listened on or connected to; says why."""
 
 
-def check_endpoint(endpoint: str) -> str:
-    """Return `endpoint` if traffic to it stays on this machine.
+def check_endpoint(endpoint: str, key: CellKey | None = None) -> str:
+    """Return `endpoint` if traffic to it stays on this machine, or is under a key.
 
     Raises:
-        EndpointError: it does not, or it is no address.
+        EndpointError: neither is so, or it is no address.
     """
     url = urlsplit(endpoint)
     if url.scheme == "ipc":
@@ -60,10 +69,11 @@ def check_endpoint(endpoint: str) -> str:
             )
         return endpoint
     if url.scheme == "tcp":
-        if url.hostname not in ("127.0.0.1", "::1", "localhost"):
+        if key is None and url.hostname not in ("127.0.0.1", "::1", "localhost"):
             raise EndpointError(
-                f"{endpoint}: TCP beyond this machine is refused, because it would be open to "
-                "everybody; use ipc:// or a loopback address"
+                f"{endpoint}: TCP beyond this machine is refused without a key, because it would "
+                "be open to everybody; give the cell's key by --cell-key (pagefleet keygen makes "
+                "one), or use ipc:// or a loopback address"
             )
         return endpoint
     raise EndpointError(f"{endpoint}: an endpoint begins with ipc:// or tcp://")
@@ -72,20 +82,43 @@ def check_endpoint(endpoint: str) -> str:
 class Hub:
     """The scheduler's end: one socket, any number of peers, known by the identity they chose.
 
+    It listens at one endpoint or several, at TCP behind the `gate`, if there is one.
+
     Raises:
-        EndpointError: the endpoint is refused or taken.
+        EndpointError: an endpoint is refused or taken.
     """
 
-    def __init__(self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        if check_endpoint(endpoint).startswith("ipc://"):
-            _make_folder(endpoint)
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        gate: Gate | None = None,
+    ) -> None:
+        asked = [endpoints] if isinstance(endpoints, str) else endpoints
+        remote = [
+            each for each in asked if _is_tcp(check_endpoint(each, gate.key if gate else None))
+        ]
         self.socket = _prepare(context.socket(zmq.ROUTER))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
+            for endpoint in asked:
+                if endpoint not in remote:
+                    _make_folder(endpoint)
+                    self._listen(endpoint)
+            if remote and gate is not None:
+                gate.guard(self.socket)
+            for endpoint in remote:
+                _prepare_tcp(self.socket, endpoint)
+                self._listen(endpoint)
+        except EndpointError:
+            self.socket.close()
+            raise
+
+    def _listen(self, endpoint: str) -> None:
+        try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
-            self.socket.close()
             raise EndpointError(f"{endpoint}: cannot listen there: {error}") from error
 
     def receive(self) -> list[tuple[bytes, bytes]]:
@@ -115,12 +148,46 @@ class Hub:
 class Peer:
     """A gateway's or a worker's end. It connects, and connects again, by itself.
 
+    At TCP it does so under the cell's key, if there is one.
+
     Raises:
         EndpointError: the endpoint is refused.
     """
 
-    def __init__(self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        self.socket = _connect(context.socket(zmq.DEALER), endpoint)
+    def __init__(
+        self,
+        endpoint: str,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        key: CellKey | None = None,
+    ) -> None:
+        check_endpoint(endpoint, key)
+        self._endpoint = endpoint
+        self._refused = False
+        self.socket = _prepare(context.socket(zmq.DEALER))
+        self.socket.setsockopt(zmq.IDENTITY, os.urandom(16))
+        self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        if _is_tcp(endpoint):
+            _prepare_tcp(self.socket, endpoint)
+            if key is not None:
+                _use_key(self.socket, key)
+        self._monitor = watch(self.socket, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED)
+        try:
+            self.socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise EndpointError(f"{endpoint}: cannot connect there: {error}") from error
+
+    @property
+    def silence(self) -> str:
+        """What is known about why nobody answers: the beginning of a sentence."""
+        self._learn()
+        if self._refused:
+            return (
+                f"whoever answers at {self._endpoint} does not let this process in: both need the "
+                "same key, by --cell-key, or none"
+            )
+        return f"no scheduler answers at {self._endpoint}"
 
     def receive(self) -> list[bytes]:
         """All frames that have arrived; does not wait."""
@@ -137,12 +204,25 @@ class Peer:
             for each in faultpoints.passing("peer.send", frame):
                 self.socket.send(each, zmq.DONTWAIT)
         except zmq.Again:
+            self._learn()
             return False
         return True
 
     def close(self) -> None:
         """Close at once; what is still queued is lost."""
         self.socket.close()
+        self._monitor.close()
+
+    def _learn(self) -> None:
+        """Take in what became of the attempts to connect."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))["event"]
+                self._refused = bool(event & HANDSHAKE_FAILED)
+
+
+def _is_tcp(endpoint: str) -> bool:
+    return endpoint.startswith("tcp://")
 
 
 def _make_folder(endpoint: str) -> None:
@@ -166,14 +246,14 @@ def _prepare(socket: _Socket) -> _Socket:
     return socket
 
 
-def _connect(socket: _Socket, endpoint: str) -> _Socket:
-    _prepare(socket)
-    socket.setsockopt(zmq.IDENTITY, os.urandom(16))
-    socket.setsockopt(zmq.RECONNECT_IVL, 50)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-    try:
-        socket.connect(check_endpoint(endpoint))
-    except EndpointError:
-        socket.close()
-        raise
-    return socket
+def _prepare_tcp(socket: _Socket, endpoint: str) -> None:
+    socket.setsockopt(zmq.IPV6, "[" in endpoint)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
+    socket.setsockopt(zmq.BACKLOG, _BACKLOG)
+
+
+def _use_key(socket: _Socket, key: CellKey) -> None:
+    socket.setsockopt(zmq.CURVE_SECRETKEY, z85.encode(key.peer))
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, public_key(key.peer))
+    socket.setsockopt(zmq.CURVE_SERVERKEY, public_key(key.hub))

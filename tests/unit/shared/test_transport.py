@@ -1,6 +1,7 @@
 """Hub and peers over real sockets: delivery, loss that is told, addresses that are refused."""
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -114,3 +115,18 @@ def test_a_taken_address(context: Context) -> None:
         endpoint = first.socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
         with pytest.raises(EndpointError, match="cannot listen"):
             Hub(endpoint, context)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1", "tcp://127.0.0.1:none"])
+def test_an_address_that_is_none(context: Context, address: str) -> None:
+    for end in (Hub, Peer):
+        with pytest.raises(EndpointError, match=f"^{re.escape(address)}: cannot (listen|connect)"):
+            end(address, context)
+
+
+def test_ipv6(context: Context) -> None:
+    with closing(Hub("tcp://[::1]:*", context)) as hub:
+        endpoint = hub.socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        with closing(Peer(endpoint, context)) as peer:
+            assert wait_for(lambda: peer.send(b"hello"))
+            assert wait_for(hub.receive)
