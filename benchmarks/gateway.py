@@ -34,11 +34,12 @@ from starlette.types import Receive, Scope, Send
 
 from pagefleet.wire import Output, pack_ints
 from pagefleet_gateway.answer import Answer
-from pagefleet_gateway.generation import Limits, understand_completion
+from pagefleet_gateway.generation import Limits
 from pagefleet_gateway.isolated_template import IsolatedTemplate
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.stream import Renderer
 from pagefleet_gateway.template import ChatTemplate, TemplateSource
+from pagefleet_gateway.understanding import understand_completion
 
 LETTERS = list(range(ord("a"), ord("z") + 1))
 """Token ids of the echo model whose text is complete at once."""

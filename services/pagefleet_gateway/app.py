@@ -25,7 +25,6 @@ from pagefleet_gateway.edge import Edge, KeyGuard
 from pagefleet_gateway.errors import ApiError, http_error, internal_error
 from pagefleet_gateway.facts import Facts
 from pagefleet_gateway.gateway import Gateway
-from pagefleet_gateway.generation import understand_chat, understand_completion
 from pagefleet_gateway.lag import watch_lag
 from pagefleet_gateway.memory import MemoryRoute
 from pagefleet_gateway.metrics import Metrics
@@ -33,9 +32,12 @@ from pagefleet_gateway.metrics_exchange import MetricsExchange
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.openapi import document
 from pagefleet_gateway.record import record_of
+from pagefleet_gateway.response_input import understand_response
+from pagefleet_gateway.response_stream import ResponseRenderer
 from pagefleet_gateway.serving import GenerationRoute
 from pagefleet_gateway.tenants import Keyring
 from pagefleet_gateway.tokenizing import TokenizerRoute, detokenize, tokenize
+from pagefleet_gateway.understanding import understand_chat, understand_completion
 
 if TYPE_CHECKING:
     from pagefleet_gateway.tracing import Tracer
@@ -53,11 +55,13 @@ def build_gateway(settings: GatewaySettings, model: ServedModel) -> Gateway:
 
     Raises:
         KeyFileError: the file of keys that the settings name is not usable.
+        CellKeyError: nor is that of the cell's key.
         TracingError: traces are asked for, but not installed.
     """
     file = settings.api_key_file
     keyring = Keyring(settings.api_key, None if file is None else Path(file))
-    client = SchedulerClient(settings.gateway_endpoint, keyring)
+    cell_key = settings.load_cell_key()
+    client = SchedulerClient(settings.gateway_endpoint, keyring, cell_key)
     metrics = Metrics(model.name)
     metrics.watch(client)
     gateway = Gateway(settings, model, client, metrics, keyring)
@@ -66,6 +70,8 @@ def build_gateway(settings: GatewaySettings, model: ServedModel) -> Gateway:
         gateway.exchange = MetricsExchange(Path(settings.metrics_folder), metrics.own)
     if settings.resume_secret is not None:
         gateway.resume_secret = settings.resume_secret.encode()
+    elif cell_key is not None:
+        gateway.resume_secret = cell_key.resumption
     return gateway
 
 
@@ -102,9 +108,11 @@ def routes(gateway: Gateway) -> list[Route]:
     facts = Facts(gateway)
     completions = GenerationRoute(gateway, understand_completion)
     chat = GenerationRoute(gateway, understand_chat)
+    responses = GenerationRoute(gateway, understand_response, ResponseRenderer)
     return [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
         Route("/v1/models", facts.models),
         Route("/v1/models/{name:path}", facts.model),
         Route("/tokenize", TokenizerRoute(gateway, tokenize), methods=["POST"]),
@@ -163,6 +171,8 @@ def _on_http_exception(request: Request, error: Exception) -> Response:
         404: f"There is no route {path}.",
         405: f"{path} does not take {method}.",
     }.get(error.status_code, error.detail)
+    if path.startswith("/v1/responses/"):
+        sentence += " Responses are not stored, so there is none to fetch, cancel or delete."
     response = _on_api_error(request, http_error(error.status_code, sentence))
     response.headers.update(error.headers or {})
     return response

@@ -39,11 +39,9 @@ class Template(Protocol):
 class ChatPrompts:
     """Encodes conversations with one model's tokenizer and template."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, template: Template, takes_documents: bool = False
-    ) -> None:
-        self.takes_documents = takes_documents
-        """The template has a place for `documents`."""
+    def __init__(self, tokenizer: Tokenizer, template: Template, source: str = "") -> None:
+        self.source = source
+        """The template's own text."""
         self._tokenizer = tokenizer
         self._template = template
         self._specials = _SpecialTokens(tokenizer.backend.get_added_tokens_decoder())
@@ -61,7 +59,7 @@ class ChatPrompts:
         source = TemplateSource.load(folder, template)
         if source is None:
             return None
-        return cls(tokenizer, IsolatedTemplate(source), "documents" in source.text)
+        return cls(tokenizer, IsolatedTemplate(source), source.text)
 
     def encode(
         self, conversation: Mapping[str, Any], continue_final_message: bool = False

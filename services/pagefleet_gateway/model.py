@@ -82,6 +82,10 @@ class ServedModel:
         """What each token stands for."""
         return self.tokenizer.vocabulary
 
+    def template_reads(self, variable: str) -> bool:
+        """Whether the chat template has a place for a variable of this name."""
+        return self.chat_prompts is not None and variable in self.chat_prompts.source
+
     def encode_chat(
         self, conversation: Mapping[str, Any], continue_final_message: bool
     ) -> list[int]:

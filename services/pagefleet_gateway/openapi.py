@@ -16,6 +16,9 @@ from pagefleet_gateway.edge import OPEN_PATHS
 from pagefleet_gateway.errors import ErrorBody
 from pagefleet_gateway.facts import pagefleet_version
 from pagefleet_gateway.memory import Memory
+from pagefleet_gateway.response_body import ResponseBody
+from pagefleet_gateway.response_events import ResponseEvent
+from pagefleet_gateway.response_object import ResponseObject
 from pagefleet_gateway.responses import (
     ChatChunk,
     ChatCompletion,
@@ -43,6 +46,8 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     parameters: tuple[str, ...] = ()
     """Names in the path."""
+    has_end: bool = True
+    """Streams end with `[DONE]`, and may break off with an error in its common form before."""
 
     @property
     def method(self) -> HTTPMethod:
@@ -62,6 +67,13 @@ OPERATIONS: Final = (
         "Answer a conversation.",
         {_JSON: ChatCompletion, _EVENTS: ChatChunk},
         ChatBody,
+    ),
+    Operation(
+        "/v1/responses",
+        "Answer a conversation of items.",
+        {_JSON: ResponseObject, _EVENTS: ResponseEvent},
+        ResponseBody,
+        has_end=False,
     ),
     Operation("/v1/models", "The models that are served.", {_JSON: ModelList}),
     Operation("/v1/models/{name}", "One model.", {_JSON: Model}, parameters=("name",)),
@@ -108,7 +120,7 @@ def document() -> bytes:
 
 def _described(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
     answers = {
-        media: _media_type(media, schemas[type], schemas[ErrorBody])
+        media: _media_type(media, schemas[type], schemas[ErrorBody], operation.has_end)
         for media, type in operation.answers.items()
     }
     described: dict[str, Any] = {
@@ -134,12 +146,21 @@ def _described(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
     return described
 
 
-def _media_type(media: str, schema: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
+def _media_type(
+    media: str, schema: dict[str, Any], error: dict[str, Any], has_end: bool
+) -> dict[str, Any]:
     """What an answer holds. That of a stream is told by its events (OpenAPI 3.2, Media Type
-    Object): chunks of the schema, or an error, as JSON, and the end that OpenAI's clients wait for.
+    Object): JSON of the schema, and in streams of chunks an error, or the end that OpenAI's clients
+    wait for.
     """
     if media != _EVENTS:
         return {"schema": schema}
+    data: dict[str, Any]
+    if not has_end:
+        data = {"type": "string", "contentMediaType": _JSON, "contentSchema": schema}
+        return {
+            "itemSchema": {"type": "object", "required": ["data"], "properties": {"data": data}}
+        }
     chunk = {"contentMediaType": _JSON, "contentSchema": {"anyOf": [schema, error]}}
     data = {"type": "string", "anyOf": [{"const": "[DONE]"}, chunk]}
     return {"itemSchema": {"type": "object", "required": ["data"], "properties": {"data": data}}}

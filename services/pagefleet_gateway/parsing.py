@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from pagefleet_gateway.errors import ApiError, bad_request
+from pagefleet_gateway.response_body import ResponseBody
 from pagefleet_gateway.schema import INERT, UNSUPPORTED, ChatBody, CompletionBody
 
 MAX_FIELDS: Final = 256
@@ -37,11 +38,20 @@ def _fields(body: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.encode_name for field in msgspec.structs.fields(body))
 
 
-_ALL_KNOWN = {*UNSUPPORTED, *_fields(CompletionBody), *_fields(ChatBody)}
+_ALL_KNOWN = {*UNSUPPORTED}.union(*map(_fields, (CompletionBody, ChatBody, ResponseBody)))
 _BARE_NAMES = {name.replace("_", ""): name for name in _ALL_KNOWN}
 _NEAR = 0.85
 _ERROR_PATH = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.(?P<path>.*)`)?$", re.DOTALL)
-_PART_TYPE = re.compile(r"messages\[\d+\]\.content\[\d+\]\.type")
+_HINTS: Final = {
+    re.compile(r"messages\[\d+\]\.content\[\d+\]\.type"): "only parts of type text are supported",
+    re.compile(r"input\[\d+\]\.(content|output)\[\d+\]\.type"): "only text is supported",
+    re.compile(r"input\[\d+\]\.type"): "nothing is stored here, and there are no built-in tools: "
+    "messages, function calls with their outputs, and reasoning are supported",
+    re.compile(r"tools\[\d+\]\.type"): "there are no built-in tools here, only functions",
+}
+"""What to say of a value that is not among those of a path."""
+
+_ITEM = re.compile(r"input\[\d+\](\.(content|output)\[\d+\])?")
 _MISSING_FIELD = re.compile(r"required field `(\w+)`")
 
 
@@ -94,9 +104,11 @@ def _is_known(name: str, value: Any, body: type[msgspec.Struct]) -> bool:
         if not any(type(value) is type(same) and value == same for same in UNSUPPORTED[name]):
             raise bad_request(f"{name} is not supported with this value yet.", name, "unsupported")
         return True
+    if name in INERT:
+        return False
     if name in _ALL_KNOWN:
         raise bad_request(f"{name} does not belong to this route.", name, "unknown_field")
-    if name not in INERT and (near := _nearest(name)) is not None:
+    if (near := _nearest(name)) is not None:
         raise bad_request(
             f"{_quoted(name)} is no known field; is {near} meant?", _quoted(name), "unknown_field"
         )
@@ -122,7 +134,9 @@ def _invalid_field(text: str) -> ApiError:
         path = f"{path}.{missing[1]}" if path else missing[1]
     if path is None:
         return bad_request(f"The body is not acceptable: {reason}.")
-    if _PART_TYPE.fullmatch(path):
-        reason += "; only parts of type text are supported"
-    field = re.split(r"[.\[]", path, maxsplit=1)[0]
+    for pattern, hint in _HINTS.items():
+        if pattern.fullmatch(path):
+            reason += f"; {hint}"
+    item = _ITEM.match(path)
+    field = item[0] if item else re.split(r"[.\[]", path, maxsplit=1)[0]
     return bad_request(f"{path} is not acceptable: {reason}.", field)

@@ -88,12 +88,14 @@ def continued(body: ChatBody) -> str:
 
 
 def chat_prompt(
-    body: ChatBody, model: ServedModel, tools: list[dict[str, Any]] | None = None
+    body: ChatBody,
+    model: ServedModel,
+    tools: list[dict[str, Any]] | None = None,
+    field: str = "messages",
 ) -> list[int]:
     """The ids of the conversation, rendered by the model's template, which is shown `tools`.
 
-    Raises:
-        ApiError: 400 that names the field.
+    field: where the route has its messages. Raises ApiError, 400 that names the field.
     """
     if body.continue_final_message and body.add_generation_prompt:
         raise bad_request(
@@ -112,7 +114,7 @@ def chat_prompt(
             f"not {min(refused)!r}.",
             "chat_template_kwargs",
         )
-    if body.documents and not (model.chat_prompts and model.chat_prompts.takes_documents):
+    if body.documents and not model.template_reads("documents"):
         raise bad_request(
             "documents have no place in this model's chat template.", "documents", "unsupported"
         )
@@ -130,7 +132,7 @@ def chat_prompt(
     try:
         return model.encode_chat(conversation, bool(body.continue_final_message))
     except (PromptError, ChatTemplateError) as error:
-        raise _refused(error, "messages") from error
+        raise _refused(error, field) from error
 
 
 def _for_template(message: ChatMessage, field: str) -> dict[str, Any]:

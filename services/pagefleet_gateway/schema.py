@@ -4,7 +4,8 @@ The fields are those of the OpenAI API and of vLLM. `null` means absent. How a b
 what happens to fields that are not here, is `parsing`.
 """
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -54,7 +55,12 @@ class ContentPart(msgspec.Struct):
     text: str
 
 
-def joined(content: str | list[ContentPart] | None) -> str:
+class _HasText(Protocol):
+    @property
+    def text(self) -> str: ...
+
+
+def joined(content: str | Sequence[_HasText] | None) -> str:
     """The text of a content, its parts one after another."""
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
@@ -166,6 +172,7 @@ class ChatBody(GenerationBody, kw_only=True):
 UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "audio": (),
     "chat_template": (),
+    "context_management": ([],),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
@@ -178,6 +185,15 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
 route has such a field, the route's own counts."""
 
 INERT: Final = frozenset(
-    {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store"}
+    {
+        "max_tool_calls",
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+    }
 )
 """Fields of the OpenAI API that change nothing of the answer; ignored, as unknown ones are."""

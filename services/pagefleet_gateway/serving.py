@@ -1,4 +1,4 @@
-"""The life of a request to one of the two generation routes.
+"""The life of a request to one of the generation routes.
 
 It is read (bounded), understood in a thread (JSON, template, tokenizer), handed to the scheduler,
 and answered as its tokens come in: as events of a stream, or as one body. Whoever hangs up is
@@ -8,6 +8,7 @@ after that it is the stream's last event.
 """
 
 import asyncio
+import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -27,27 +28,34 @@ from pagefleet_gateway.guard import PostRoute
 from pagefleet_gateway.metrics import RequestTimer
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.record import Record, record_of
+from pagefleet_gateway.response_stream import ResponseRenderer
 from pagefleet_gateway.resume import read_event_id
-from pagefleet_gateway.stream import KEEP_ALIVE, Renderer, failure
+from pagefleet_gateway.stream import KEEP_ALIVE, Renderer
 
 _MAX_NAMES: Final = 16
+_FIT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
 
 _Headers = list[tuple[bytes, bytes]]
+_Renderer = Renderer | ResponseRenderer
 
 _AS_IT_COMES: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 """Proxies are to keep nothing of a stream; the second is nginx's word for it."""
 
 
 class GenerationRoute(PostRoute):
-    """The endpoint of one route; `understand` is what it makes of a request's body."""
+    """The endpoint of one route; `understand` is what it makes of a request's body, and `renderer`
+    writes its answers.
+    """
 
     def __init__(
         self,
         gateway: Gateway,
         understand: Callable[[bytes, ServedModel, Limits], Generation],
+        renderer: type[Renderer] | type[ResponseRenderer] = Renderer,
     ) -> None:
         super().__init__(gateway)
         self._understand = understand
+        self._renderer = renderer
 
     async def answer(self, content: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request whose body is there; see `PostRoute`."""
@@ -63,7 +71,7 @@ class GenerationRoute(PostRoute):
             headers.append((b"x-ignored-fields", _shown(generation.ignored)))
         record.handed_over = time.monotonic()
         record.tenant.charge(record.prompt_tokens, record.handed_over)
-        renderer = Renderer(answer, gateway.model, ticket)
+        renderer = self._renderer(answer, gateway.model, ticket)
         async with (
             gateway.client.open(generation.unfinished) as mailbox,
             _watching(receive, mailbox),
@@ -140,7 +148,7 @@ class Run:
             self.gateway.client.taken(request, index, self.answer.choices[index].count)
 
 
-async def _send_whole(run: Run, renderer: Renderer, headers: _Headers, send: Send) -> None:
+async def _send_whole(run: Run, renderer: _Renderer, headers: _Headers, send: Send) -> None:
     parts: dict[int, list[Piece]] = defaultdict(list)
     while not run.answer.finished:
         for index, piece in (await run.pieces() or {}).items():
@@ -151,7 +159,7 @@ async def _send_whole(run: Run, renderer: Renderer, headers: _Headers, send: Sen
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_stream(run: Run, renderer: Renderer, headers: _Headers, send: Send) -> None:
+async def _send_stream(run: Run, renderer: _Renderer, headers: _Headers, send: Send) -> None:
     pieces = {} if run.answer.finished else await run.pieces()
     await _start(send, b"text/event-stream; charset=utf-8", [*headers, *_AS_IT_COMES])
     await _send_part(send, renderer.start())
@@ -164,7 +172,7 @@ async def _send_stream(run: Run, renderer: Renderer, headers: _Headers, send: Se
             pieces = await run.pieces()
     except ApiError as error:
         run.timer.record.error = error.code
-        await _send_part(send, failure(error))
+        await _send_part(send, renderer.failure(error))
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -196,6 +204,6 @@ async def _watching(receive: Receive, mailbox: Mailbox) -> AsyncIterator[None]:
 
 def _shown(names: list[str]) -> bytes:
     """Names for a header; those that are not fit for one are left out."""
-    fit = [name for name in names if name.isascii() and name.isidentifier() and len(name) <= 64]
+    fit = [name for name in names if _FIT.fullmatch(name)]
     shown = fit[:_MAX_NAMES]
     return ", ".join(shown if len(shown) == len(names) else [*shown, "..."]).encode()

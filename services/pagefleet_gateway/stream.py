@@ -51,11 +51,6 @@ def event(content: bytes) -> bytes:
     return b"data: " + content + b"\n\n"
 
 
-def failure(error: ApiError) -> bytes:
-    """The end of a stream that fails after its headers."""
-    return event(error.body) + DONE
-
-
 class Renderer:
     """Writes one answer as JSON.
 
@@ -115,6 +110,10 @@ class Renderer:
         if self._answer.finished:
             events.append(self._end())
         return b"".join(events)
+
+    def failure(self, error: ApiError) -> bytes:
+        """The end of a stream that fails after its headers."""
+        return event(error.body) + DONE
 
     def _is_worth_an_event(self, index: int, piece: Piece) -> bool:
         first = self._echoes_prompt and index not in self._started

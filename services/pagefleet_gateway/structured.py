@@ -5,7 +5,7 @@ llguidance's notation (`params.Guide`); `grammars` compiles it first, so that wh
 follow is a 400 that names the field.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -37,10 +37,57 @@ class JsonSchemaFormat(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """What the OpenAI API calls structured output."""
+    """What the OpenAI API calls structured output in completions."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+
+    def asked(self) -> "Asked | None":
+        """See `Asked`.
+
+        Raises:
+            ApiError: 400; the schema is missing.
+        """
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return Asked({"type": "object"}, "response_format")
+        if self.json_schema is None:
+            raise bad_request("response_format.json_schema is missing.", "response_format")
+        return Asked(self.json_schema.schema, "response_format.json_schema.schema")
+
+
+class TextFormat(msgspec.Struct, omit_defaults=True):
+    """What the Responses API calls structured output: `text.format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema: Schema | None = None
+    strict: bool | None = None
+    """Every answer obeys its schema, strictly or not."""
+    description: str | None = None
+
+    def asked(self) -> "Asked | None":
+        """See `Asked`.
+
+        Raises:
+            ApiError: 400; the name or the schema is missing.
+        """
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return Asked({"type": "object"}, "text.format")
+        if self.name is None or self.schema is None:
+            raise bad_request("text.format needs a name and a schema.", "text")
+        return Asked(self.schema, "text.format.schema")
+
+
+class Asked(NamedTuple):
+    """The schema that a format asks for."""
+
+    schema: Schema
+    field: str
+    """Where it stands in the body (dotted)."""
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,7 +101,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def structure_of(
-    response_format: ResponseFormat | None,
+    form: ResponseFormat | TextFormat | None,
     outputs: StructuredOutputs | None,
     grammars: Grammars,
 ) -> Structure | None:
@@ -63,25 +110,15 @@ def structure_of(
     Raises:
         ApiError: 400 that names the field.
     """
-    formatted = response_format is not None and response_format.type != "text"
-    if formatted and outputs is not None:
+    asked = None if form is None else form.asked()
+    if asked is not None and outputs is not None:
+        field = asked.field.partition(".")[0]
         raise bad_request(
-            "response_format and structured_outputs exclude each other.", "structured_outputs"
+            f"{field} and structured_outputs exclude each other.", "structured_outputs"
         )
     if outputs is not None:
         return _of_outputs(outputs, grammars)
-    return _of_format(response_format, grammars) if response_format is not None else None
-
-
-def _of_format(form: ResponseFormat, grammars: Grammars) -> Structure | None:
-    match form:
-        case ResponseFormat("text"):
-            return None
-        case ResponseFormat("json_object"):
-            return grammars.json({"type": "object"}, "response_format")
-        case ResponseFormat("json_schema", JsonSchemaFormat() as described):
-            return grammars.json(described.schema, "response_format.json_schema.schema")
-    raise bad_request("response_format.json_schema is missing.", "response_format")
+    return None if asked is None else grammars.json(asked.schema, asked.field)
 
 
 def _of_outputs(outputs: StructuredOutputs, grammars: Grammars) -> Structure:

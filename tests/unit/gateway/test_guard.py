@@ -10,10 +10,10 @@ from pagefleet.settings import GatewaySettings
 from pagefleet_gateway.app import build_gateway
 from pagefleet_gateway.client import ClientGone
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.generation import understand_completion
 from pagefleet_gateway.guard import read_body
 from pagefleet_gateway.record import begin
 from pagefleet_gateway.serving import GenerationRoute
+from pagefleet_gateway.understanding import understand_completion
 from tests.unit.gateway.served import echo_model
 
 

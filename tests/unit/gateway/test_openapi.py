@@ -10,6 +10,7 @@ import pytest
 from pagefleet.settings import GatewaySettings
 from pagefleet_gateway.app import build_gateway, routes
 from pagefleet_gateway.openapi import document
+from pagefleet_gateway.response_body import ResponseBody
 from pagefleet_gateway.schema import ChatBody, CompletionBody
 from tests.unit.gateway.served import echo_model
 
@@ -34,7 +35,7 @@ def test_every_reference_leads_somewhere() -> None:
     assert {"CompletionBody", "ChatBody", "ErrorBody"} <= names
 
 
-@pytest.mark.parametrize("body", [CompletionBody, ChatBody])
+@pytest.mark.parametrize("body", [CompletionBody, ChatBody, ResponseBody])
 def test_bodies_are_told_of_field_by_field(body: type[msgspec.Struct]) -> None:
     schema = DOCUMENT["components"]["schemas"][body.__name__]
     assert schema["properties"].keys() == set(body.__struct_fields__)

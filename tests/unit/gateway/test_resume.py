@@ -11,17 +11,11 @@ from msgspec.structs import replace
 from pagefleet.wire import Finish, Output, pack_ints, unpack_ints
 from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.generation import (
-    Generation,
-    Limits,
-    resumed,
-    ticket_of,
-    understand_chat,
-    understand_completion,
-)
+from pagefleet_gateway.generation import Generation, Limits, resumed, ticket_of
 from pagefleet_gateway.link import News
 from pagefleet_gateway.resume import Had, Ticket, event_id, position, read_event_id
 from pagefleet_gateway.stream import DONE, Renderer
+from pagefleet_gateway.understanding import understand_chat, understand_completion
 from tests.unit.gateway.fake_scheduler import logprobs_of
 from tests.unit.gateway.served import echo_model
 

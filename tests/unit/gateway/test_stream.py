@@ -20,9 +20,10 @@ from pagefleet.wire import (
 from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.choice import Piece
 from pagefleet_gateway.errors import ApiError, unavailable
-from pagefleet_gateway.generation import Limits, understand_chat, understand_completion
+from pagefleet_gateway.generation import Limits
 from pagefleet_gateway.link import News
-from pagefleet_gateway.stream import DONE, Renderer, failure
+from pagefleet_gateway.stream import DONE, Renderer
+from pagefleet_gateway.understanding import understand_chat, understand_completion
 from tests.unit.gateway.fake_scheduler import expected_logprob, logprobs_of
 from tests.unit.gateway.served import echo_model
 
@@ -355,7 +356,8 @@ def test_refusals_and_failures_are_errors(news: News, status: int) -> None:
 
 
 def test_an_error_in_a_stream_is_its_end() -> None:
-    content = failure(unavailable("No more.", "draining"))
+    error = unavailable("No more.", "draining")
+    content = Renderer(answer_to(), echo_model()).failure(error)
     event, end = content[: -len(DONE)], content[-len(DONE) :]
     assert json.loads(event.removeprefix(b"data: "))["error"]["message"] == "No more."
     assert end == DONE

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.generation import Limits, understand_chat
+from pagefleet_gateway.generation import Limits
 from pagefleet_gateway.tokenizing import Detokenized, Tokenized, detokenize, tokenize
+from pagefleet_gateway.understanding import understand_chat
 from tests.unit.gateway.served import echo_model
 
 HELLO = [{"role": "user", "content": "hello"}]

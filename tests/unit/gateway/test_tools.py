@@ -14,10 +14,11 @@ from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.chat_prompt import ChatPrompts
 from pagefleet_gateway.choice import Piece
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.generation import Limits, understand_chat
+from pagefleet_gateway.generation import Limits
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.stream import Renderer
 from pagefleet_gateway.template import ChatTemplate
+from pagefleet_gateway.understanding import understand_chat
 from pagefleet_worker.grammar import DisobeyedError, Grammars
 from tests.byte_grammars import byte_grammars
 from tests.schemas import random_schema
