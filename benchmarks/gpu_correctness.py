@@ -332,25 +332,28 @@ def _quick(inputs: Inputs) -> Iterator[partial[Check]]:
     yield partial(_cut, inputs, 600, 20, 0.9)
 
 
-def _full(inputs: Inputs) -> Iterator[partial[Check]]:
-    bfloat16, float16, float32 = torch.bfloat16, torch.float16, torch.float32
+def _attention_checks(inputs: Inputs) -> Iterator[partial[Check]]:
+    bfloat16, float16 = torch.bfloat16, torch.float16
     for rows in (DECODE, PREFILL, MIXED):
         yield partial(_attention, inputs, rows, bfloat16, _LLAMA)
         yield partial(_attention, inputs, rows, float16, _LLAMA | {"block_size": 32})
+    for rows in (DECODE, MIXED):
+        yield partial(_eight_bits, inputs, rows, bfloat16, _LLAMA)
+    for options in ({"window": 100}, {"softcap": 30.0}, {"invariant": True}):
+        for rows in (DECODE, MIXED):
+            yield partial(_attention, inputs, rows, bfloat16, _LLAMA, **options)
+    yield partial(_invariant_attention, inputs, bfloat16, _LLAMA)
+    slopes = torch.linspace(0.01, 0.5, 32, device=inputs.device)
+    yield partial(_attention, inputs, MIXED, bfloat16, _LLAMA, slopes=slopes)
+    yield partial(_attention, inputs, MIXED, torch.float32, _SMALL)
     for size, block_size in ((64, 64), (80, 16), (96, 32), (256, 16)):
         shape = {"heads": 8, "kv_heads": 2, "head_size": size, "block_size": block_size}
         for rows in (DECODE, MIXED):
             yield partial(_attention, inputs, rows, bfloat16, shape)
-    yield partial(_attention, inputs, MIXED, float32, _SMALL)
-    for options in ({"window": 100}, {"softcap": 30.0}, {"invariant": True}):
-        for rows in (DECODE, MIXED):
-            yield partial(_attention, inputs, rows, bfloat16, _LLAMA, **options)
-    for rows in (DECODE, MIXED):
-        yield partial(_eight_bits, inputs, rows, bfloat16, _LLAMA)
-    slopes = torch.linspace(0.01, 0.5, 32, device=inputs.device)
-    yield partial(_attention, inputs, MIXED, bfloat16, _LLAMA, slopes=slopes)
-    yield partial(_invariant_attention, inputs, bfloat16, _LLAMA)
-    for dtype in (bfloat16, float32):
+
+
+def _layer_checks(inputs: Inputs) -> Iterator[partial[Check]]:
+    for dtype in (torch.bfloat16, torch.float32):
         yield partial(_writes, inputs, dtype, 32, 8, 128)
         yield partial(_writes, inputs, dtype, 4, 4, 80)
         yield partial(_norms, inputs, dtype, 4096)
@@ -358,22 +361,32 @@ def _full(inputs: Inputs) -> Iterator[partial[Check]]:
         yield partial(_activation, inputs, dtype, 14336)
         for count in (1, 64, 200):
             yield partial(_product, inputs, dtype, count, 4096, 6144)
-    yield partial(_invariant_product, inputs, bfloat16, 4096, 4096)
+    yield partial(_invariant_product, inputs, torch.bfloat16, 4096, 4096)
+    yield partial(_copies, inputs, torch.bfloat16)
+
+
+def _sampling_checks(inputs: Inputs) -> Iterator[partial[Check]]:
     yield partial(_logprobs, inputs, 128256)
-    yield partial(_copies, inputs, bfloat16)
     yield partial(_greedy, inputs, 128256)
     yield partial(_uniform, inputs, 4000)
-    for top_k, top_p in ((50, 1.0), (0, 0.9), (40, 0.95)):
+    for top_k, top_p in ((50, 1.0), (0, 0.9), (40, 0.95), (3000, 1.0)):
         yield partial(_cut, inputs, 128256, top_k, top_p)
 
 
-def checks(device: torch.device, seed: int, *, quick: bool) -> Iterator[Check]:
-    """Run every kernel; quick is what an interpreter does in seconds.
+_GROUPS = {
+    "attention": _attention_checks,
+    "layers": _layer_checks,
+    "sampling": _sampling_checks,
+}
+
+
+def checks(device: torch.device, seed: int, *, quick: bool, group: str = "") -> Iterator[Check]:
+    """Run every kernel, or those of one group; quick is what an interpreter does in seconds.
 
     A check that cannot be done is one that failed, with the reason as its case.
     """
     inputs = Inputs(device, seed)
-    for run in (_quick if quick else _full)(inputs):
+    for run in (_quick if quick else _GROUPS[group])(inputs):
         try:
             yield run()
         except FAILURES as error:

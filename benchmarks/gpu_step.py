@@ -143,34 +143,24 @@ def limit_of(config: DecoderConfig, rows: int, context: int, copy: float, produc
     return weights + kv_bytes / copy
 
 
-def step_parts(
-    device: torch.device, copy: float, product: float
-) -> Iterator[tuple[str, Iterator[Figure]]]:
-    """Steps that are replayed as graphs, kernel by kernel, and with invariant kernels: of each way
-    its name, and its cases.
+def step_figures(device: torch.device, way: str, copy: float, product: float) -> Iterator[Figure]:
+    """All cases of one way: "graphs on" and "graphs off", which is kernel by kernel, or
+    "invariant", with invariant kernels in graphs.
     """
-    torch.cuda.empty_cache()
+    kernels = select(device, invariant=way == "invariant")
     weights = random_weights(CONFIG, device)
+    decoder = Decoder(CONFIG, weights, kernels, CONFIG.max_positions, lambda: None)
     block_bytes = 2 * CONFIG.layers * CONFIG.kv_size * BLOCK_SIZE * DTYPE.itemsize
+    torch.cuda.empty_cache()
     available = int(torch.cuda.mem_get_info(device)[0] * 0.9) // block_bytes
     wanted = max(rows * (context + ROOM) for rows, context in CASES) // BLOCK_SIZE
-    pool = make_pool(CONFIG, min(wanted, available) + 1, BLOCK_SIZE, DTYPE, device)
-    for way, invariant in (("graphs on", False), ("graphs off", False), ("invariant", True)):
-        kernels = select(device, invariant=invariant)
-        decoder = Decoder(CONFIG, weights, kernels, CONFIG.max_positions, lambda: None)
-        yield f"step, {way}", step_figures(decoder, pool, way, copy, product)
-
-
-def step_figures(
-    decoder: Decoder, pool: Tensor, way: str, copy: float, product: float
-) -> Iterator[Figure]:
-    """All cases of one way."""
-    blocks = pool.shape[2] - 1
+    blocks = min(wanted, available)
+    pool = make_pool(CONFIG, blocks + 1, BLOCK_SIZE, DTYPE, device)
     facts = EngineFacts("8B", "random", BLOCK_SIZE, blocks, 128, 8192, 8192, CONFIG.vocab_size)
-    inputs = DeviceInputs(decoder, pool, DeviceSlots.of(facts, pool.device), lambda: None)
+    inputs = DeviceInputs(decoder, pool, DeviceSlots.of(facts, device), lambda: None)
     if way != "graphs off":
         inputs.capture(sorted({rows for rows, _ in CASES}), CudaCapture())
-    engine = TorchEngine(facts, decoder, decoder.kernels, pool, inputs=inputs)
+    engine = TorchEngine(facts, decoder, kernels, pool, inputs=inputs)
     for rows, context in CASES:
         limit = limit_of(CONFIG, rows, context, copy, product)
         case = f"B {rows}, context {context}, {way}"

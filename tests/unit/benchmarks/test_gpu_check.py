@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks import gpu_correctness
-from benchmarks.gpu_check import check_kernels
+from benchmarks import gpu_check, gpu_correctness
+from benchmarks.gpu_check import check_kernels, run_parts
 from benchmarks.gpu_correctness import Check
 from benchmarks.gpu_step import CONFIG, Company, limit_of, step_seconds
 from pagefleet.settings import WorkerSettings
@@ -43,6 +43,19 @@ def test_a_company_goes_on_ahead_of_its_results(prepared_model):
     first, second = company.launch(), company.launch()
     assert len(first.result().tokens) == len(second.result().tokens) == 8
     assert not torch.isnan(engine.pool[:, :, : engine.facts.blocks]).any()
+
+
+def test_a_part_that_dies_or_hangs_is_a_line_and_not_the_end(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert not run_parts(["attention"], ["--no-such-option"], 60)
+    monkeypatch.setattr(gpu_check, "LEAST", 0.0)
+    assert not run_parts(["sampling", "layers"], [], 0.01)
+    assert [line for line in capfd.readouterr().out.splitlines() if line.startswith("|")] == [
+        "| attention | ended with status 2 | | | | | FAILED |",
+        "| sampling | took longer than 0 s | | | | | FAILED |",
+        "| layers | no time is left | | | | | FAILED |",
+    ]
 
 
 def test_what_fails_is_a_line_and_not_the_end(monkeypatch):
