@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
+from pagefleet.cell_key import CellKeyError
 from pagefleet.manifest import ManifestError
 from pagefleet.notify import BEAT_SECONDS, Notifier
 from pagefleet.observe import configure_logging
@@ -39,7 +40,7 @@ _ARRIVAL_SECONDS = 1.0
 """Until connections that are accepted are counted: a TLS handshake may be under way."""
 
 _FAILURES = (
-    *(EndpointError, ManifestError, VocabularyError, ChatTemplateError, KeyFileError),
+    *(EndpointError, CellKeyError, ManifestError, VocabularyError, ChatTemplateError, KeyFileError),
     TracingError,
     OSError,
 )
@@ -147,7 +148,7 @@ def main() -> None:
     configure_logging("gateway")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
-        check_endpoint(settings.gateway_endpoint)
+        check_endpoint(settings.gateway_endpoint, settings.load_cell_key())
         model = ServedModel.load(
             prepared_folder(settings),
             settings.served_model_name,

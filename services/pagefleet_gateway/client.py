@@ -15,6 +15,7 @@ from itertools import count
 
 import zmq
 
+from pagefleet.cell_key import CellKey
 from pagefleet.transport import Peer
 from pagefleet.wire import (
     Inspect,
@@ -37,6 +38,10 @@ from pagefleet_gateway.link import (
 from pagefleet_gateway.tenants import Keyring
 
 _LOG = logging.getLogger(__name__)
+
+
+ALONE_SECONDS = 2.0
+"""Without a scheduler, after which the gateway says so."""
 
 
 class ClientGone(Exception):
@@ -126,9 +131,13 @@ class CellHealth:
 class SchedulerClient:
     """The gateway's link to the scheduler, running."""
 
-    def __init__(self, endpoint: str, keyring: Keyring | None = None) -> None:
+    def __init__(
+        self, endpoint: str, keyring: Keyring | None = None, key: CellKey | None = None
+    ) -> None:
         self.link = SchedulerLink(time.monotonic())
-        self._endpoint = endpoint
+        self._endpoint, self._key = endpoint, key
+        self._alone: float | None = time.monotonic()
+        """Since when no scheduler answers, unless it has said so."""
         self._keyring = Keyring() if keyring is None else keyring
         self._mailboxes: dict[str, Mailbox] = {}
         self._queries = count(1)
@@ -158,7 +167,7 @@ class SchedulerClient:
     async def running(self) -> AsyncIterator[None]:
         """Talk to the scheduler as long as the context lasts; then take leave."""
         loop = asyncio.get_running_loop()
-        with zmq.Context() as context, closing(Peer(self._endpoint, context)) as peer:
+        with zmq.Context() as context, closing(Peer(self._endpoint, context, self._key)) as peer:
             self._peer = peer
             loop.add_reader(peer.socket.FD, self._receive)
             beats = loop.create_task(self._beat())
@@ -236,8 +245,17 @@ class SchedulerClient:
 
     async def _beat(self) -> None:
         while True:
-            self._carry_out(self.link.tick(time.monotonic(), self._keyring.used()))
+            now = time.monotonic()
+            self._carry_out(self.link.tick(now, self._keyring.used()))
+            self._tell_if_alone(now)
             await asyncio.sleep(BEAT_SECONDS)
+
+    def _tell_if_alone(self, now: float) -> None:
+        if self.link.alive(now):
+            self._alone = now
+        elif self._peer and self._alone is not None and now - self._alone > ALONE_SECONDS:
+            self._alone = None
+            _LOG.warning("Requests wait: %s.", self._peer.silence("--gateway-endpoint"))
 
     def _carry_out(self, reaction: Reaction) -> None:
         for message in reaction.messages:

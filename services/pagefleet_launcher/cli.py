@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from pagefleet_launcher import chat, serve, tap, top
+from pagefleet_launcher import chat, keygen, serve, tap, top
 from pagefleet_launcher.commands import PROGRAMS, program
 
 USAGE = """\
@@ -16,6 +16,7 @@ usage: pagefleet COMMAND [OPTIONS]
   scheduler  the scheduler: decides what every worker computes next
   worker     one worker: a model and its pool of KV blocks
   prepare    fetch and prepare a model beforehand, and print the folder for --model
+  keygen     make the key of a cell that spans machines
   chat       talk to a running cell
   tap        what the processes of a running cell say to each other
   top        how the memory of a running cell is used, and who waits for it
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return serve.main(arguments)
         case ["chat", *arguments]:
             return chat.main(arguments)
+        case ["keygen", *arguments]:
+            return keygen.main(arguments)
         case ["tap", *arguments]:
             return tap.main(arguments)
         case ["top", *arguments]:

@@ -1,5 +1,6 @@
 """What `pagefleet serve` says when it is ready: where it is, and commands that work when pasted."""
 
+import dataclasses
 import http.client
 import json
 import os
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 
 from pagefleet.manifest import CHAT_TEMPLATE_FILE, Manifest
-from pagefleet.settings import ServeSettings, WorkerSettings, flags
+from pagefleet.settings import GatewaySettings, ServeSettings, WorkerSettings, flags
 
 
 def reachable(listener: socket.socket) -> tuple[str, int]:
@@ -38,16 +39,19 @@ def is_ready(host: str, port: int, tls: bool = False) -> bool:
         connection.close()
 
 
-def greeting(settings: ServeSettings, host: str, port: int, seconds: float) -> str:
-    """What a user can do with a cell that is ready, after `seconds`: commands to paste."""
+def greeting(
+    asked: ServeSettings, settings: ServeSettings, host: str, port: int, seconds: float
+) -> str:
+    """What a user can do with a cell that is ready, after `seconds`: commands to paste.
+
+    asked: what the user said. settings: what the services were told.
+    """
     name = settings.served_model_name or Manifest.load(Path(settings.model)).name
     scheme = "https" if settings.ssl_certfile else "http"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-    usual = flags(ServeSettings(), WorkerSettings)
-    own = [flag for flag in flags(settings, WorkerSettings) if flag not in usual]
     pagefleet = os.path.abspath(sys.argv[0])
     chat = shlex.join([pagefleet, "chat", f"--url={url}"])
-    join = shlex.join([pagefleet, "worker", *own])
+    join = shlex.join([pagefleet, "worker", *_unusual(settings, WorkerSettings)])
     return f"""
 Pagefleet serves {name} at {url} (ready after {seconds:.1f} s)
 Ask it something:
@@ -56,9 +60,40 @@ Talk to it, from another terminal:
   {chat}
 Add a worker:
   {join}
-Watch it in a browser: {url}/
+{elsewhere(asked)}Watch it in a browser: {url}/
 Ctrl-C ends it: open streams have {settings.shutdown_timeout:g} s; a second Ctrl-C ends it at once.
 """
+
+
+def elsewhere(asked: ServeSettings) -> str:
+    """What to start on other machines, with the same files at the same places; or nothing."""
+    here = socket.getfqdn()
+    lines = []
+    if asked.listen_workers:
+        end = _seen_from_afar(asked.listen_workers, here)
+        own = dataclasses.replace(asked, worker_endpoint=end, threads=None, device="auto")
+        lines.append(shlex.join(["pagefleet", "worker", *_unusual(own, WorkerSettings)]))
+    if asked.listen_gateways:
+        end = _seen_from_afar(asked.listen_gateways, here)
+        # Whoever reads over the user's shoulder may read what is printed here.
+        own = dataclasses.replace(asked, gateway_endpoint=end, api_key=None, resume_secret=None)
+        lines.append(shlex.join(["pagefleet", "gateway", *_unusual(own, GatewaySettings)]))
+    if not lines:
+        return ""
+    title = "Add more on another machine, where the same files are:"
+    return "\n  ".join([title, *lines]) + "\n"
+
+
+def _unusual(settings: ServeSettings, cls: type[WorkerSettings | GatewaySettings]) -> list[str]:
+    """The flags of a service that are not what they are by default."""
+    usual = flags(ServeSettings(), cls)
+    return [flag for flag in flags(settings, cls) if flag not in usual]
+
+
+def _seen_from_afar(endpoint: str, host: str) -> str:
+    """Where others reach what listens at an endpoint, if it is everywhere on this `host`."""
+    address, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return f"tcp://{host}:{port}" if address in ("0.0.0.0", "*", "[::]") else endpoint
 
 
 def curl(settings: ServeSettings, name: str, url: str) -> str:

@@ -1,6 +1,7 @@
 """`pagefleet serve`: a whole cell on this machine, as supervised processes.
 
     listening socket --fd--> gateway(s) --ipc--> scheduler <--ipc-- worker(s)
+                                                     ^-----CURVE--- those of other machines
 
 The launcher holds the HTTP socket: a port that is taken is said before anything else is done, and
 connections wait in its queue while a gateway starts again, or are taken by its successor while it
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pagefleet.cell_key import CellKeyError
 from pagefleet.host import usable_cores
 from pagefleet.notify import BEAT_SECONDS, Notifier
 from pagefleet.prepared import preparation
@@ -60,9 +62,10 @@ def main(argv: Sequence[str]) -> int:
     began = time.monotonic()
     settings = parse(ServeSettings, argv, prog="pagefleet serve")
     try:
+        settings.load_cell_key()
         with listening_socket(settings) as listener, runtime_folder() as folder:
             return asyncio.run(_serve(settings, listener, folder, began))
-    except CannotServe as error:
+    except (CannotServe, CellKeyError) as error:
         print(f"pagefleet serve: {error}", file=sys.stderr)
         return 1
 
@@ -127,7 +130,7 @@ async def _serve(asked: ServeSettings, listener: socket.socket, folder: Path, be
     settings = complete(asked, model, folder, listener)
     async with asyncio.TaskGroup() as tasks:
         helpers = [
-            tasks.create_task(_greet_when_ready(settings, listener, began)),
+            tasks.create_task(_greet_when_ready(asked, settings, listener, began)),
             tasks.create_task(_close_when_draining(listener, interrupts)),
         ]
         supervisor = Supervisor(stages(settings), settings.shutdown_timeout + _END_MARGIN)
@@ -176,7 +179,9 @@ def stages(settings: ServeSettings) -> list[list[Service]]:
     # Every user of the machine can read a process's arguments, but not its environment.
     public = dataclasses.replace(settings, api_key=None, resume_secret=None)
     gateway = program("gateway", flags(public, GatewaySettings))
-    secret = {"PAGEFLEET_RESUME_SECRET": settings.resume_secret or secrets.token_hex(32)}
+    secret = {}
+    if settings.resume_secret or not settings.cell_key:  # of which gateways make one themselves
+        secret["PAGEFLEET_RESUME_SECRET"] = settings.resume_secret or secrets.token_hex(32)
     if settings.api_key:
         secret["PAGEFLEET_API_KEY"] = settings.api_key
     fds = [] if settings.fd is None else [settings.fd]
@@ -207,7 +212,9 @@ async def _close_when_draining(listener: socket.socket, interrupts: Interrupts) 
     listener.close()
 
 
-async def _greet_when_ready(settings: ServeSettings, listener: socket.socket, began: float) -> None:
+async def _greet_when_ready(
+    asked: ServeSettings, settings: ServeSettings, listener: socket.socket, began: float
+) -> None:
     """Say so, and tell whoever supervises the launcher, from then on for ever."""
     host, port = reachable(listener)
     said = time.monotonic()
@@ -216,7 +223,7 @@ async def _greet_when_ready(settings: ServeSettings, listener: socket.socket, be
         if time.monotonic() - said >= _STILL_STARTING:
             said = time.monotonic()
             say("serve", f"still starting ({said - began:.0f} s)")
-    print(greeting(settings, host, port, time.monotonic() - began), flush=True)
+    print(greeting(asked, settings, host, port, time.monotonic() - began), flush=True)
     with contextlib.closing(Notifier()) as notifier:
         while True:
             notifier.beat(time.monotonic(), ready=True)

@@ -1,7 +1,9 @@
 """`python -m pagefleet_scheduler`: one scheduler process."""
 
+import resource
 import sys
 
+from pagefleet.cell_key import CellKeyError
 from pagefleet.observe import configure_logging
 from pagefleet.settings import SchedulerSettings, parse, refuse
 from pagefleet.transport import EndpointError
@@ -12,11 +14,19 @@ def main() -> None:
     """Run until told to stop."""
     settings = parse(SchedulerSettings, sys.argv[1:], prog="pagefleet scheduler")
     configure_logging("scheduler")
+    if settings.cell_key is not None:
+        _use_all_descriptors()
     try:
         server = Server(settings)
-    except EndpointError as error:
+    except (EndpointError, CellKeyError) as error:
         refuse("pagefleet scheduler", error)
     server.run()
+
+
+def _use_all_descriptors() -> None:
+    """As many as the system allows: strangers on the network may take some for seconds."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

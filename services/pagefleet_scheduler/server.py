@@ -11,6 +11,7 @@ from types import FrameType
 import zmq
 
 from pagefleet import faultpoints
+from pagefleet.gate import Gate
 from pagefleet.notify import Notifier
 from pagefleet.settings import SchedulerSettings
 from pagefleet.transport import Hub
@@ -39,13 +40,20 @@ class Server:
 
     Raises:
         EndpointError: an address cannot be listened on.
+        CellKeyError: the cell's key is not usable.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._tap = Tap(settings.tap_endpoint, context) if settings.tap_endpoint else None
-        self._gateways = self._hub(settings.gateway_endpoint, context, b"gateway")
-        self._workers = self._hub(settings.worker_endpoint, context, b"worker")
+        key = settings.load_cell_key()
+        self._gate = Gate(key, context) if key else None
+        gateway_ends = [settings.gateway_endpoint, settings.listen_gateways]
+        worker_ends = [settings.worker_endpoint, settings.listen_workers]
+        self._gateways = self._hub(gateway_ends, context, b"gateway")
+        self._workers = self._hub(worker_ends, context, b"worker")
+        if self._gate is not None:
+            self._gate.start()
         self._hub_of: dict[bytes, Hub] = {}
         self._leaving: set[bytes] = set()
         """Workers that have said goodbye, until their processes end."""
@@ -68,10 +76,13 @@ class Server:
             prioritized=settings.scheduling_policy == "priority",
         )
 
-    def _hub(self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]", side: bytes) -> Hub:
+    def _hub(
+        self, ends: list[str | None], context: "zmq.Context[zmq.Socket[bytes]]", side: bytes
+    ) -> Hub:
+        endpoints = [end for end in ends if end is not None]
         if self._tap is None:
-            return Hub(endpoint, context)
-        return TappedHub(endpoint, context, side, self._tap)
+            return Hub(endpoints, context, self._gate)
+        return TappedHub(endpoints, context, self._gate, side, self._tap)
 
     def run(self) -> None:
         """Serve until a signal says stop."""
@@ -85,6 +96,8 @@ class Server:
             self._tell_of_stall()
         self._gateways.close()
         self._workers.close()
+        if self._gate is not None:
+            self._gate.close()
         if self._tap is not None:
             self._tap.close()
         self._notifier.close()

@@ -9,9 +9,12 @@ a connection has sent some parts of a message and not yet the others, as to a re
 read (`session_base.cpp`, clean_pipes).
 """
 
+from collections.abc import Sequence
+
 import msgspec
 import zmq
 
+from pagefleet.gate import Gate
 from pagefleet.transport import EndpointError, Hub, check_endpoint
 
 
@@ -45,9 +48,14 @@ class TappedHub(Hub):
     """A hub whose traffic is published; `side` is what its peers are."""
 
     def __init__(
-        self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]", side: bytes, tap: Tap
+        self,
+        endpoints: str | Sequence[str],
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        gate: Gate | None,
+        side: bytes,
+        tap: Tap,
     ) -> None:
-        super().__init__(endpoint, context)
+        super().__init__(endpoints, context, gate)
         self._side, self._tap = side, tap
 
     def receive(self) -> list[tuple[bytes, bytes]]:

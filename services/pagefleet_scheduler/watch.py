@@ -23,7 +23,7 @@ class ProcessWatch:
             return None
         try:
             same = start_time(hello.pid) == hello.started
-        except ProcessLookupError:
+        except OSError:
             same = False
         if not same:
             os.close(pidfd)

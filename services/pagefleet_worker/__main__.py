@@ -12,7 +12,7 @@ from pagefleet.manifest import Manifest, ManifestError
 from pagefleet.observe import configure_logging
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import WorkerSettings, parse, refuse
-from pagefleet.transport import EndpointError
+from pagefleet.transport import EndpointError, check_endpoint
 from pagefleet_worker.interface import Engine
 from pagefleet_worker.server import ComputeEndedError, Progress, Server, ShutOutError
 
@@ -25,8 +25,10 @@ def main() -> None:
     configure_logging("worker")
     began, progress = time.monotonic(), Progress()
     try:
+        key = settings.load_cell_key()
+        check_endpoint(settings.worker_endpoint, key)
         engine = build_engine(settings, prepared_folder(settings), progress)
-        server = Server(settings.worker_endpoint, engine, progress)
+        server = Server(settings.worker_endpoint, engine, progress, key)
     except (EndpointError, ManifestError, ValueError, OSError) as error:
         refuse("pagefleet worker", error)
     log.info("%s engine ready after %.1f s", settings.engine, time.monotonic() - began)

@@ -25,6 +25,7 @@ from typing import TypeVar
 import zmq
 
 from pagefleet import faultpoints
+from pagefleet.cell_key import CellKey
 from pagefleet.host import host_id, start_time
 from pagefleet.notify import Notifier
 from pagefleet.transport import Peer
@@ -191,14 +192,15 @@ class Server:
         EndpointError: the scheduler's address is refused.
     """
 
-    def __init__(self, endpoint: str, engine: Engine, progress: Progress) -> None:
+    def __init__(
+        self, endpoint: str, engine: Engine, progress: Progress, key: CellKey | None = None
+    ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._peer = Peer(endpoint, self._context)
+        self._peer = Peer(endpoint, self._context, key)
         self._compute = Compute(engine)
         self._progress = progress
         self._membership = Membership(hello_of(engine.facts))
         self._notifier = Notifier()
-        self._endpoint = endpoint
         self._alone: float | None = None
         """Since when, unless it is a member or has said so."""
         self._fenced: float | None = None
@@ -257,11 +259,7 @@ class Server:
             self._alone = now
         elif self._alone is not None and now - self._alone > ALONE_SECONDS:
             self._alone = None
-            log.warning(
-                "no scheduler answers at %s: this worker waits for one; if there is one elsewhere, "
-                "name it by --worker-endpoint",
-                self._endpoint,
-            )
+            log.warning("this worker waits: %s", self._peer.silence("--worker-endpoint"))
 
     def _receive(self, frame: bytes) -> None:
         try:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
+from pagefleet.cell_key import CellKey
 from pagefleet.params import MAX_CHOICES, MAX_LOGPROBS
 from pagefleet.setting import (
     checked,
@@ -50,6 +51,25 @@ def runtime_folder() -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CellSettings:
+    """A cell of several machines."""
+
+    cell_key: str | None = setting(
+        None,
+        "file with the key under which machines of a cell talk, the same on each; TCP between them "
+        "needs it, and `pagefleet keygen` makes it",
+    )
+
+    def load_cell_key(self) -> CellKey | None:
+        """The key in that file, if there is one.
+
+        Raises:
+            CellKeyError: the file is not usable.
+        """
+        return None if self.cell_key is None else CellKey.load(self.cell_key)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """What gateways and workers must agree on."""
 
@@ -68,7 +88,7 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySettings(ModelSettings):
+class GatewaySettings(CellSettings, ModelSettings):
     """The HTTP gateway."""
 
     host: str = setting("127.0.0.1", "address to listen on")
@@ -141,7 +161,7 @@ class GatewaySettings(ModelSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerSettings:
+class SchedulerSettings(CellSettings):
     """The scheduler."""
 
     gateway_endpoint: str = setting(
@@ -149,6 +169,14 @@ class SchedulerSettings:
     )
     worker_endpoint: str = setting(
         lambda: f"ipc://{runtime_folder()}/workers.sock", "where the scheduler meets workers"
+    )
+    listen_gateways: str | None = setting(
+        None,
+        "where it meets gateways on other machines too, for example tcp://0.0.0.0:5556; needs "
+        "--cell-key",
+    )
+    listen_workers: str | None = setting(
+        None, "likewise workers on other machines, for example tcp://0.0.0.0:5557"
     )
     scheduling_policy: str = setting(
         "priority",
@@ -177,7 +205,7 @@ class SchedulerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSettings(ModelSettings):
+class WorkerSettings(CellSettings, ModelSettings):
     """A worker."""
 
     worker_endpoint: str = setting(

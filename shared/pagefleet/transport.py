@@ -178,16 +178,16 @@ class Peer:
             self.close()
             raise EndpointError(f"{endpoint}: cannot connect there: {error}") from error
 
-    @property
-    def silence(self) -> str:
-        """What is known about why nobody answers: the beginning of a sentence."""
+    def silence(self, option: str) -> str:
+        """Why nobody answers, as far as is known; `option` is what names the endpoint."""
         self._learn()
         if self._refused:
             return (
-                f"whoever answers at {self._endpoint} does not let this process in: both need the "
-                "same key, by --cell-key, or none"
+                f"{self._endpoint} does not let this process in: give it by --cell-key a copy of "
+                "the file that the scheduler has as that"
             )
-        return f"no scheduler answers at {self._endpoint}"
+        elsewhere = f"if there is one elsewhere, name it by {option}"
+        return f"no scheduler answers at {self._endpoint}; {elsewhere}"
 
     def receive(self) -> list[bytes]:
         """All frames that have arrived; does not wait."""

@@ -215,6 +215,47 @@ def test_nobody_there_is_not_ready(listener):
     assert not is_ready(host, port)
 
 
+def test_a_key_is_told_to_all_and_gateways_make_their_secret_of_it(tmp_path, listener):
+    key = f"--cell-key={tmp_path}/key"
+    read, children = told(tmp_path, listener, key, "--listen-workers=tcp://0.0.0.0:5557")
+    assert {settings.cell_key for settings in read.values()} == {f"{tmp_path}/key"}
+    assert read["scheduler"].listen_workers == "tcp://0.0.0.0:5557"
+    assert read["worker-0"].worker_endpoint.startswith("ipc://")
+    assert children["gateway-0"].environment == {}
+
+
+def test_a_key_that_is_none_is_said_before_all_else(tmp_path, capsys):
+    assert serve.main([f"--cell-key={tmp_path}/key", "--port=0"]) == 1
+    said = capsys.readouterr().err
+    assert f"pagefleet serve: the cell's key {tmp_path}/key cannot be read" in said
+
+
+def test_the_greeting_says_how_other_machines_join(tmp_path, listener):
+    write_model(tmp_path, True)
+    asked = parse(
+        ServeSettings,
+        [
+            *("--model=a-model", "--cell-key=cell.key", "--dtype=float32", "--threads=1"),
+            *("--listen-workers=tcp://*:5557", "--listen-gateways=tcp://10.1.2.3:5556"),
+            *("--device=cuda:0,cuda:1", "--api-key=secret", "--resume-secret=hidden"),
+        ],
+        env={},
+    )
+    settings = serve.complete(asked, tmp_path, tmp_path, listener)
+    said = greeting(asked, settings, *reachable(listener), 3.21)
+    assert "secret" not in said
+    assert "hidden" not in said
+    worker, gateway = (line.split() for line in said.splitlines() if line.startswith("  pagefleet"))
+    assert (worker[1], gateway[1]) == ("worker", "gateway")
+    far = parse(WorkerSettings, worker[2:], env={})
+    assert far.worker_endpoint == f"tcp://{socket.getfqdn()}:5557"
+    assert (far.model, far.dtype, far.cell_key) == ("a-model", "float32", "cell.key")
+    assert (far.device, far.threads) == ("auto", None)
+    far = parse(GatewaySettings, gateway[2:], env={})
+    assert far.gateway_endpoint == "tcp://10.1.2.3:5556"
+    assert (far.model, far.cell_key) == ("a-model", "cell.key")
+
+
 def write_model(folder, chat):
     Manifest(
         format_version=FORMAT_VERSION,
@@ -238,7 +279,7 @@ def test_the_commands_of_the_greeting_work_when_pasted(tmp_path, gateway, chat):
     write_model(tmp_path, chat)
     asked = parse(ServeSettings, ["--api-key=secret", "--dtype=float32"], env={})
     settings = serve.complete(asked, tmp_path, tmp_path, gateway)
-    lines = greeting(settings, *reachable(gateway), 3.21).splitlines()
+    lines = greeting(asked, settings, *reachable(gateway), 3.21).splitlines()
     assert lines[1].endswith(" (ready after 3.2 s)")
     curl = next(line for line in lines if line.startswith("  curl"))
     environment = {**os.environ, "PAGEFLEET_API_KEY": "secret"}

@@ -24,7 +24,7 @@ def test_both_directions_are_published(
     where = f"ipc://{tmp_path}/tap"
     with (
         closing(Tap(where, context)) as tap,
-        closing(TappedHub(f"ipc://{tmp_path}/hub", context, b"worker", tap)) as hub,
+        closing(TappedHub(f"ipc://{tmp_path}/hub", context, None, b"worker", tap)) as hub,
         closing(Peer(f"ipc://{tmp_path}/hub", context)) as peer,
         closing(context.socket(zmq.SUB)) as reader,
     ):

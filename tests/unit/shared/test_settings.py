@@ -160,6 +160,7 @@ def test_help_names_what_there_is_to_choose(capsys: pytest.CaptureFixture[str]) 
     sections = [line for line in shown.splitlines() if line[:1].isalpha() and line.endswith(":")]
     assert sections[1:] == [
         "What gateways and workers must agree on:",
+        "A cell of several machines:",
         "A worker:",
         "The scheduler:",
         "The HTTP gateway:",
