@@ -133,15 +133,29 @@ def _judge_error(error: dict[str, object]) -> None:
 
 
 def _judge_stream(body: bytes) -> None:
-    """Events of one chunk each, and the end that clients wait for."""
+    """Events of one chunk each, and the end that clients wait for; or events with names."""
     lines = body.decode().split("\n")
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    if names:
+        _judge_named(names, data)
+        return
     assert data[-1] == "[DONE]"
     for payload in data[:-1]:
         chunk = json.loads(payload, parse_constant=_no_number)
         if error := chunk.get("error"):
             _judge_error(error)
             assert error["type"] == "invalid_request_error" or error["code"] in _HONEST_CODES
+
+
+def _judge_named(names: list[str], data: list[str]) -> None:
+    """Events of a response: counted, and the last is one of its ends."""
+    events = [json.loads(payload, parse_constant=_no_number) for payload in data]
+    assert [event["type"] for event in events] == names
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert names[-1].removeprefix("response.") in ("completed", "incomplete", "failed")
+    for event in events:
+        assert event["type"] != "error" or event["code"] in _HONEST_CODES, event
 
 
 def _no_number(text: str) -> None:

@@ -42,6 +42,14 @@ _SCHEMAS: tuple[Any, ...] = (
     {"type": "string", "pattern": "((a+)+)+$", "maxLength": 10**12},
 )
 _ECHO = {"type": "function", "function": {"name": "echo", "parameters": _SCHEMAS[0]}}
+_FLAT_ECHO = {"type": "function", "name": "echo", "parameters": _SCHEMAS[0]}
+_CALL = {"type": "function_call", "call_id": "a", "name": "echo", "arguments": "{}"}
+_OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "b"}
+_THOUGHT = {
+    "type": "reasoning",
+    "summary": [],
+    "content": [{"type": "reasoning_text", "text": "c"}],
+}
 
 PLAUSIBLE: dict[str, tuple[Any, ...]] = {
     "model": ("echo", "echo", None, "gpt-0"),
@@ -54,15 +62,26 @@ PLAUSIBLE: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([97], [97, 98, 99], [], [256, 10**6]),
     "stop_token_ids": ([97], list(range(0, 256, 3))),
     "truncate_prompt_tokens": (-1, 0, 1, 5),
-    "type": ("text", "function", "json_object", "json_schema"),
+    "max_output_tokens": (1, 2, 8),
+    "input": (
+        "Hello",
+        [{"role": "user", "content": "a"}, _CALL, _OUTPUT, _THOUGHT],
+        [_THOUGHT],
+        "",
+    ),
+    "include": (["message.output_text.logprobs"], ["reasoning.encrypted_content"], []),
+    "type": ("text", "function", "json_object", "json_schema", "message", "input_text"),
     "regex": ("[a-z]+", "(ab|c){3}", "(?=x)y", "a{1,99999}", "(", "\\d+(\\.\\d+)?", "[^\\0]*"),
     "grammar": ('root ::= "a" | "b" root', 'start: "a"+', "start: start start | ", "%json {}"),
     "choice": (["yes", "no"], ["", "a"], ["a"] * 100),
     "schema": _SCHEMAS,
     "json": _SCHEMAS,
     "parameters": _SCHEMAS,
-    "tools": ([_ECHO], [_ECHO] * 3, []),
-    "tool_choice": ("none", "auto", "required", {"type": "function", "function": {"name": "echo"}}),
+    "tools": ([_ECHO], [_ECHO] * 3, [], [_FLAT_ECHO], [_FLAT_ECHO] * 3),
+    "tool_choice": (
+        *("none", "auto", "required", {"type": "function", "function": {"name": "echo"}}),
+        *({"type": "function", "name": "echo"}, {"type": "web_search"}),
+    ),
     "logit_bias": ({"97": 5}, {"256": -100}, {"97": 1e300}, {"-1": 0}, {"²": 1}),
     "stop": ("a", ["a", "bc"], ["\n"] * 16, "é"),
     "prompt": ("Once", [1, 2, 3], [[1], [2, 2]], ["a", "b"], [], [""], [[]], "\x00", "é" * 40),

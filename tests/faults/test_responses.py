@@ -1,0 +1,132 @@
+"""Streams of /v1/responses through deaths: every event, number and word as without."""
+
+import json
+import random
+import re
+from contextlib import suppress
+
+import httpx
+import pytest
+
+TOKENS = 60
+slow = pytest.mark.slow
+WRITE = {
+    "type": "function",
+    "name": "write",
+    "parameters": {
+        "type": "object",
+        "properties": {"text": {"type": "string", "minLength": 40, "maxLength": 80}},
+        "required": ["text"],
+        "additionalProperties": False,
+    },
+}
+FORMS = {
+    "text": {"ignore_eos": True, "temperature": 0.8},
+    "logprobs": {
+        "ignore_eos": True,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+    },
+    "call": {"tools": [WRITE], "tool_choice": "required", "parallel_tool_calls": False},
+}
+
+
+@pytest.fixture
+def ask():
+    """Makes a body of some form; the answer's name and seed are in it."""
+    seed = random.randrange(2**32)
+    print("bodies of seed", seed)
+    words = random.Random(seed).choices("abc def ghi", k=30)
+
+    def ask(form):
+        fields = {"input": "".join(words), "max_output_tokens": TOKENS, "seed": seed}
+        return {**fields, "stream": True, "request_id": "it", **FORMS[form]}
+
+    return ask
+
+
+def read(server, body, last_id="", watch=lambda events: None):
+    """(id, data) of the events of a stream until it ends or breaks; `watch` sees them come."""
+    events, name = [], ""
+    url = f"http://{server.host}:{server.port}/v1/responses"
+    headers = {"Last-Event-ID": last_id} if last_id else {}
+    with (
+        suppress(httpx.RemoteProtocolError, httpx.ReadError),
+        httpx.stream("POST", url, json=body, headers=headers, timeout=60) as response,
+    ):
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            if line.startswith("id: "):
+                name = line.removeprefix("id: ")
+            elif line.startswith("data: "):
+                events.append((name, line.removeprefix("data: ")))
+                watch(events)
+    return events
+
+
+def told(events):
+    """What events say, but for when they were begun, and what a cache spared."""
+    return [re.sub(r'("(created_at|cached_tokens)":)\d+', r"\1 0", data) for _, data in events]
+
+
+def at(count, act):
+    """A watch that acts once so many events have come."""
+
+    def watch(events):
+        if len(events) == count:
+            act()
+
+    return watch
+
+
+def assert_whole(events):
+    """The numbers count the events, and the last is the end."""
+    numbers = [json.loads(data)["sequence_number"] for _, data in events]
+    assert numbers == list(range(len(events)))
+    last = json.loads(events[-1][1])
+    assert last["type"] in ("response.completed", "response.incomplete")
+    assert {
+        json.loads(data).get("response", last["response"])["created_at"] for _, data in events
+    } == {last["response"]["created_at"]}
+
+
+@pytest.mark.parametrize(
+    "form", ["call", *(pytest.param(form, marks=slow) for form in ("text", "logprobs"))]
+)
+def test_another_gateway_goes_on_with_the_next_number(cell, ask, form):
+    body = ask(form)
+    known = read(cell.servers[1], body)
+    assert_whole(known)
+    cut = random.randrange(3, len(known) - 6)
+    print("cut behind event", cut)
+    first = read(cell.servers[0], body, watch=at(cut, cell.gateways[0].kill))
+    rest = read(cell.servers[1], body, first[-1][0])
+    cell.gateways[0].restart()
+    assert len(first) < len(known)
+    assert_whole(first + rest)
+    assert told(first + rest) == told(known)
+
+
+@pytest.mark.parametrize(
+    ("who", "form"),
+    [
+        ("workers", "call"),
+        ("scheduler", "logprobs"),
+        pytest.param("workers", "logprobs", marks=slow),
+        pytest.param("scheduler", "call", marks=slow),
+    ],
+)
+def test_a_death_behind_the_gateway_is_not_seen(cell, ask, who, form):
+    body = ask(form)
+    known = read(cell.server, body)
+    died = []
+
+    def die():
+        died.append(who)
+        for service in cell.workers if who == "workers" else [cell.scheduler]:
+            service.restart()
+
+    events = read(cell.server, body, watch=at(random.randrange(3, len(known) - 6), die))
+    assert died
+    assert_whole(events)
+    assert told(events) == told(known)
