@@ -5,8 +5,8 @@ forks and table deltas are applied there in the order of the stream. A step's ro
 one array of integers, and all tensors of the batch are made of it on the device. A row whose input
 is the last sample gets it there: Python never learns it before the result is taken.
 
-One more slot serves rows that pad a batch to a size that a graph was captured for: its table names
-a block of its own over and over, which nobody else reads.
+One more slot serves tokens that pad a batch to a size that a graph was captured for: its table
+names a block of its own over and over, which nobody else reads.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,20 @@ from pagefleet_worker.slots import Row, Step
 from pagefleet_worker.transfer import to_device
 
 
-def pack_rows(rows: Sequence[Row], padding: int = 0, padding_slot: int = 0) -> NDArray[np.int64]:
-    """What `DeviceSlots.batch` needs to know of `rows` and of `padding` rows of one token behind
-    them: slots [R], starts [R], offsets [R + 1], the row of each token [T], ids [T].
+def pack_rows(rows: Sequence[Row], padding_slot: int = 0, size: int = 0) -> NDArray[np.int64]:
+    """What `DeviceSlots.batch` needs to know of `rows`: slots [R], starts [R], offsets [R + 1], the
+    row of each token [T], ids [T].
+
+    Less than `size` tokens are padded to so many, by rows of one token, and the rows to as many by
+    empty ones.
     """
-    counts = np.array([len(row.tokens) for row in rows] + [1] * padding)
-    numbers = [row.number for row in rows] + [padding_slot] * padding
-    starts = [row.start for row in rows] + [0] * padding
+    counts = [len(row.tokens) for row in rows]
+    padding = max(size - sum(counts), 0)
+    counts += [1] * padding
+    counts += [0] * (size - len(counts))
+    added = len(counts) - len(rows)
+    numbers = [row.number for row in rows] + [padding_slot] * added
+    starts = [row.start for row in rows] + [0] * added
     owners = np.repeat(np.arange(len(counts)), counts)
     ids = np.concatenate([*(row.tokens for row in rows), np.zeros(padding, np.int64)])
     return np.concatenate([numbers, starts, [0], np.cumsum(counts), owners, ids]).astype(np.int64)

@@ -1,25 +1,28 @@
 """Decode steps as CUDA graphs: what Python orders kernel by kernel is recorded once, and replayed.
 
-A graph is captured for each of a few batch sizes, the largest first, so that all share one pool of
-memory. A step whose rows all have one token is padded to the next size; every other step is ordered
-kernel by kernel. A graph reads its rows from one buffer at a fixed address, which each step fills
-by one copy from the host; the copy waits, in the stream, for the graph that read it last. Nothing
-in a graph depends on a content: grids follow the sizes, and lengths are read on the device.
+A graph is captured for each of a few sizes, the largest first, so that all share one pool of
+memory. A graph of size n computes n tokens of n rows, however they are dealt out: a step of n
+tokens, some of them drafts behind others of their rows, has fewer rows, and the rest are empty. A
+step is padded to the next size by rows of one token. A graph reads its rows from one buffer at a
+fixed address, which each step fills by one copy from the host; the copy waits, in the stream, for
+the graph that read it last. Nothing in a graph depends on a content: grids follow the sizes, and
+lengths are read on the device.
+
+Steps of more tokens, and those with a longer part of a prompt, whose attention wants other tiles,
+are ordered kernel by kernel.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pagefleet_worker.batch import Batch
 from pagefleet_worker.device_slots import DeviceSlots, pack_rows
 from pagefleet_worker.slots import Row
-from pagefleet_worker.transfer import to_device
+from pagefleet_worker.transfer import fill
 
 Run: TypeAlias = Callable[[], Tensor]
 Capture: TypeAlias = Callable[[Run], Run]
@@ -27,9 +30,16 @@ Capture: TypeAlias = Callable[[Run], Run]
 it is."""
 
 
+LONGEST_ROW = 16
+"""Tokens that a row of such a step has, at most: one, and the drafts behind it."""
+
+LEAST = 8 * LONGEST_ROW
+"""Tokens of the largest graph, at least: few rows have the most drafts."""
+
+
 def graph_sizes(most: int) -> list[int]:
-    """Batch sizes to capture for up to `most` rows: no batch is padded by more than a half, and no
-    large one by more than 16 rows.
+    """Sizes to capture for up to `most` tokens: no batch is padded by more than a half, and no
+    large one by more than 16 tokens.
     """
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, most, 16)]
     return [*(size for size in sizes if size < most), most]
@@ -82,23 +92,24 @@ class DecodeGraphs:
     ) -> None:
         self._slots = slots
         self._sizes = list(sizes)
-        packed = torch.from_numpy(pack_rows([], sizes[-1], slots.padding))
+        packed = torch.from_numpy(pack_rows([], slots.padding, sizes[-1]))
         self._rows = packed.to(slots.tables.device)
         self._runs: dict[int, Run] = {}
         for size in reversed(self._sizes):
-            self._fill(pack_rows([], size, slots.padding))
+            self._fill([], size)
             self._runs[size] = capture(self._run_of(size, forward))
 
     def hidden(self, rows: Sequence[Row]) -> Tensor | None:
         """Replay the graph of the next size; None where no graph serves such a step.
 
         Returns:
-            [size, hidden size], those of `rows` first; the next step overwrites it.
+            [size, hidden size], those of the tokens of `rows` first; the next step overwrites it.
         """
-        if len(rows) > self._sizes[-1] or any(len(row.tokens) > 1 for row in rows):
+        counts = [len(row.tokens) for row in rows]
+        if sum(counts) > self._sizes[-1] or max(counts) > LONGEST_ROW:
             return None
-        size = self._sizes[bisect_left(self._sizes, len(rows))]
-        self._fill(pack_rows(rows, size - len(rows), self._slots.padding))
+        size = self._sizes[bisect_left(self._sizes, sum(counts))]
+        self._fill(rows, size)
         return self._runs[size]()
 
     def _run_of(self, size: int, forward: Callable[[Batch], Tensor]) -> Run:
@@ -106,5 +117,6 @@ class DecodeGraphs:
         width = self._slots.tables.shape[1]
         return lambda: forward(self._slots.batch(packed, size, width))
 
-    def _fill(self, packed: NDArray[np.int64]) -> None:
-        self._rows[: len(packed)] = to_device(packed, self._rows.device)
+    def _fill(self, rows: Sequence[Row], size: int) -> None:
+        packed = pack_rows(rows, self._slots.padding, size)
+        fill(self._rows[: len(packed)], packed)

@@ -79,7 +79,7 @@ class DeviceInputs:
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], capture: Capture) -> None:
-        """Have decode steps of up to `sizes[-1]` rows replayed; see `DecodeGraphs`."""
+        """Have decode steps of up to `sizes[-1]` tokens replayed; see `DecodeGraphs`."""
         self._graphs = DecodeGraphs(self._forward, self._slots, sizes, capture)
 
     def update(self, step: Step) -> None:

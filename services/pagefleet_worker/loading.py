@@ -25,7 +25,7 @@ from pagefleet_worker.decoder import Decoder
 from pagefleet_worker.device_slots import DeviceSlots
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.grammar import Grammars
-from pagefleet_worker.graphs import CudaCapture, graph_sizes
+from pagefleet_worker.graphs import LEAST, CudaCapture, graph_sizes
 from pagefleet_worker.inputs import DeviceInputs
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.kv_scales import find_kv_scales
@@ -210,7 +210,7 @@ def _device_inputs(
     inputs = DeviceInputs(decoder, pool, DeviceSlots.of(facts, pool.device), progress)
     if not settings.enforce_eager and isinstance(decoder, Decoder):
         began = time.perf_counter()
-        sizes = graph_sizes(facts.slots)
+        sizes = graph_sizes(min(max(facts.slots, LEAST), facts.max_batched_tokens))
         inputs.capture(sizes, CudaCapture())
         _log.info("%d CUDA graphs in %.1f s", len(sizes), time.perf_counter() - began)
     return inputs

@@ -9,13 +9,15 @@ from itertools import pairwise
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import SAMPLED, Open, Plan, checksum, pack_ints
+from pagefleet_worker.graphs import LONGEST_ROW
 from pagefleet_worker.interface import Engine
 
-_SCENES = ((1, 2048), (1, 17), (3, 5))
-"""(rows, tokens of each prompt); both are lowered to what the engine takes."""
+_LAST_CHUNK = LONGEST_ROW + 1
+"""Tokens of a prompt's last chunk: few beside a long context, so that it is split, and more than
+a step that is replayed has."""
 
-_LAST_CHUNK = 2
-"""Tokens of a prompt's last chunk: few beside a long context, so that it is split."""
+_SCENES = ((1, 2048), (1, 2 * _LAST_CHUNK), (3, 5))
+"""(rows, tokens of each prompt); both are lowered to what the engine takes."""
 
 _PARAMS = SamplingParams(
     max_tokens=2, seed=0, top_p=0.9, logprobs=1, prompt_logprobs=1, frequency_penalty=0.1

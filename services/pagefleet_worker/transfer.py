@@ -27,6 +27,12 @@ def to_device(
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def fill(target: Tensor, values: NDArray[Any]) -> None:
+    """Order the copy of an array into a tensor of its shape and type, on the current stream."""
+    tensor = torch.from_numpy(values)
+    target.copy_(tensor.pin_memory() if target.is_cuda else tensor, non_blocking=True)
+
+
 def all_to_device(values: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
     """`to_device` of some arrays, in one copy; each keeps its type."""
     tensors = [torch.from_numpy(each) for each in values]

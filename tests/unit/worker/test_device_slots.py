@@ -116,10 +116,29 @@ def test_graphs_are_padded_by_rows_that_touch_the_spare_block_only(slots: Device
     assert batch.tables[2:].unique().tolist() == [BLOCKS]
 
 
+def test_drafts_take_the_places_of_rows_in_a_graph(slots: DeviceSlots) -> None:
+    seen: list[Batch] = []
+
+    def forward(batch: Batch) -> torch.Tensor:
+        seen.append(batch)
+        return batch.positions.double()
+
+    graphs = DecodeGraphs(forward, slots, [1, 6], Recorder())
+    slots.update(step_of([(1, 0, 9), (1, 1, 4), (0, 0, 7)]))
+    hidden = graphs.hidden([row_of(1, [9, 4], 2, [33, 34, 35]), row_of(0, [7], 3, [44])])
+    assert hidden is not None
+    assert hidden.tolist() == [2, 3, 4, 3, 0, 0]
+    batch, spare = seen[-1], BLOCKS * BLOCK_SIZE
+    assert batch.ids[:6].tolist() == [33, 34, 35, 44, 0, 0]
+    assert batch.slots.tolist() == [38, 39, 16, 31, spare, spare]
+    assert batch.offsets.tolist() == [0, 3, 4, 5, 6, 6, 6]
+
+
 def test_steps_that_no_graph_serves(slots: DeviceSlots) -> None:
-    graphs = DecodeGraphs(lambda batch: batch.positions, slots, [1, 2], Recorder())
-    assert graphs.hidden([row_of(0, [1], 0, [1, 2])]) is None
-    assert graphs.hidden([row_of(number, [1], 0, [1]) for number in range(3)]) is None
+    graphs = DecodeGraphs(lambda batch: batch.positions, slots, [1, 2, 30], Recorder())
+    table = list(range(8))
+    assert graphs.hidden([row_of(0, table, 0, [1] * 17)]) is None
+    assert graphs.hidden([row_of(number, table, 0, [1] * 16) for number in range(2)]) is None
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 8, 63, 64, 100, 256])

@@ -223,6 +223,24 @@ def test_drafts_are_judged_in_one_step(engine: TorchEngine, generator: random.Ra
     assert (stream.output, stream.logprobs) == (expected.output, expected.logprobs)
 
 
+def test_drafts_are_judged_in_a_step_that_is_replayed(
+    engine: TorchEngine, generator: random.Random
+) -> None:
+    (prompt,) = random_prompts(generator, 1)
+    params = msgspec.structs.replace(random_params(generator), max_tokens=6)
+    (expected,) = Driver(engine).run([prompt], [params])
+    recorder = Recorder()
+    driver = Driver(as_on_gpu(engine, [1, 8], recorder))
+    stream = driver.open(prompt, params)
+    driver.step([stream]).land()
+    stream.output, stream.asked, replays = expected.output[:5], 5, recorder.replays
+    flight = driver.step([stream], logits=5)
+    stream.output = expected.output[:1]
+    flight.land()
+    assert recorder.replays == replays + 1
+    assert (stream.output, stream.logprobs) == (expected.output, expected.logprobs)
+
+
 def test_no_token_behind_a_wrong_draft_is_no_error(engine: TorchEngine) -> None:
     params = SamplingParams(max_tokens=3, seed=1, allowed_token_ids=(5,), bad_words=((7, 5),))
     driver = Driver(engine)
