@@ -10,6 +10,9 @@ CLIENTS := $(VENV)/clients
 SUITES := $(basename $(notdir $(wildcard tests/clients/requirements/*.txt)))
 PORT := 8000
 ARGS :=
+# Two processes, which take files of tests in the order of their names: first the folders that start
+# processes and wait for them, in the end the short files, so that neither waits long for the other.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 help:
 	@echo 'make serve      serve the default model on 127.0.0.1:8000; PORT=8001 ARGS="--workers 2"'
@@ -23,10 +26,10 @@ serve: $(VENV)/installed-worker
 	exec $(BIN)/pagefleet serve --port $(PORT) $(ARGS)
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+	$(PYTEST) -m 'not slow' $(ARGS)
 
 test-all: $(VENV)/installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-clients: $(VENV)/installed-dev $(SUITES:%=$(CLIENTS)/%/installed) $(CLIENTS)/node/installed
 	PAGEFLEET_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/clients $(ARGS)

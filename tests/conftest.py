@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import early, last_words
+from tests import last_words
 
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch: as in pagefleet_worker/__main__.py
 
@@ -30,8 +30,7 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for plugin in (early, last_words):
-        config.pluginmanager.register(plugin)
+    config.pluginmanager.register(last_words)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """Processes that a test starts."""
 
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import AnyStr
@@ -16,3 +18,20 @@ def killed_in_the_end(
             yield process
         finally:
             process.kill()
+
+
+def run_interpreted(*arguments: str) -> None:
+    """Run pytest with these arguments in Triton's interpreter, to its good end.
+
+    Triton decides at import whether its functions are compiled or interpreted, so tests that take
+    its kernels for what needs no GPU have a process of their own.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *arguments],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.processes import run_interpreted
+
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("it would run itself", allow_module_level=True)
 if torch.cuda.is_available():
@@ -15,7 +17,5 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.early("pytest", "-q", "-m", "not slow", str(HERE), TRITON_INTERPRET="1")
-def test_what_a_gpu_does_without_a_gpu(early):
-    print(early.stdout)
-    assert early.returncode == 0, early.stdout + early.stderr
+def test_what_a_gpu_does_without_a_gpu():
+    run_interpreted("-m", "not slow", str(HERE))

@@ -46,7 +46,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     (folder / "keys.toml").write_text(KEYS)
     options = ("--model=echo", "--engine=echo", f"--api-key-file={folder}/keys.toml")
     with (
-        pagefleet_serve(folder, *options, XDG_RUNTIME_DIR=str(folder)) as serving,
+        pagefleet_serve(folder, *options) as serving,
         httpx.Client(
             base_url=serving.url, headers={"authorization": f"Bearer {KEY}"}, timeout=30
         ) as client,

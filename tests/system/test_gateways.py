@@ -23,7 +23,7 @@ def test_requests_a_minute_at_two_gateways(tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text(KEYS)
     options = ("--model=echo", "--engine=echo", "--gateways=2")
     keys = f"--api-key-file={tmp_path}/keys.toml"
-    with pagefleet_serve(tmp_path, *options, keys, XDG_RUNTIME_DIR=str(tmp_path)) as serving:
+    with pagefleet_serve(tmp_path, *options, keys) as serving:
         body = {"prompt": "Once", "max_tokens": 2}
         headers = {"authorization": f"Bearer {KEY}"}
         statuses = []
@@ -40,7 +40,7 @@ def test_requests_a_minute_at_two_gateways(tmp_path: Path) -> None:
 
 def test_metrics_of_two_gateways_are_those_of_the_port(tmp_path: Path) -> None:
     options = ("--model=echo", "--engine=echo", "--gateways=2")
-    with pagefleet_serve(tmp_path, *options, XDG_RUNTIME_DIR=str(tmp_path)) as serving:
+    with pagefleet_serve(tmp_path, *options) as serving:
         body = {"prompt": "Once", "max_tokens": 3, "ignore_eos": True}
         for count in range(1, 9):
             assert httpx.post(f"{serving.url}/v1/completions", json=body).status_code == 200

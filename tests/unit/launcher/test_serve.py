@@ -52,10 +52,11 @@ def test_a_descriptor_that_is_no_socket_is_one_sentence(capsys, tmp_path):
             assert f"--fd {fd} is no socket that was inherited" in errors
 
 
-def test_the_runtime_folder_is_where_the_user_s_sockets_belong(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_the_runtime_folder_is_where_the_user_s_sockets_belong(tmp_path_factory, monkeypatch):
+    short = tmp_path_factory.mktemp("run")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     with serve.runtime_folder() as folder:
-        assert folder.parent == tmp_path
+        assert folder.parent == short
 
 
 def test_a_runtime_folder_too_deep_for_sockets_is_refused(tmp_path, monkeypatch):
