@@ -12,7 +12,8 @@ PORT := 8000
 ARGS :=
 # Two processes, which take files of tests in the order of their names: first the folders that start
 # processes and wait for them, in the end the short files, so that neither waits long for the other.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --max-worker-restart 0 \
+    --dist loadfile --no-loadscope-reorder
 
 help:
 	@echo 'make serve      serve the default model on 127.0.0.1:8000; PORT=8001 ARGS="--workers 2"'

@@ -1,9 +1,10 @@
-"""Says at the end of the output what a session did and what C libraries said when it died.
+"""Says on standard error what a session did and what C libraries said when it died.
 
 A library that aborts says why on standard error, which pytest has redirected into a file that is
 lost with it; and the stack that Python prints then is longer than what one is shown of a log. So a
 witness, whose own standard error is that file, is told which test begins. The session is gone when
-the witness reads the end of that and the last line was not empty.
+the witness reads the end of that and the last line was not empty. A process of pytest-xdist has no
+standard output.
 """
 
 import os
@@ -24,12 +25,12 @@ if test:
         print(os.pread(2, 1 << 14, 0).decode(errors="replace"), flush=True)
 """
 
-_OUTPUT = pytest.StashKey[int]()
+_ERRORS = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep standard output: nothing is redirected yet."""
-    config.stash[_OUTPUT] = os.dup(1)
+    """Keep standard error: nothing is redirected yet."""
+    config.stash[_ERRORS] = os.dup(2)
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +39,7 @@ def witness(pytestconfig: pytest.Config) -> "Iterator[subprocess.Popen[str]]":
     with subprocess.Popen(
         [sys.executable, "-c", _WITNESS],
         stdin=subprocess.PIPE,
-        stdout=pytestconfig.stash[_OUTPUT],
+        stdout=pytestconfig.stash[_ERRORS],
         text=True,
     ) as process:
         yield process
