@@ -14,19 +14,23 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, get_tensor_name_map
+from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pagefleet_kernels.quantized import Quantized
 from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.gguf_file import GgufTensor, read_gguf
-from pagefleet_worker.k_quants import K_QUANTS
+from pagefleet_worker.k_quants import K_QUANTS, quantized_q4_k
 from pagefleet_worker.model_files import ModelError
-
-_READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", *K_QUANTS)
 
 _GROUPED = ("Q8_0", "Q4_0", "Q4_1")
 """Kinds whose blocks are groups of a `Quantized`."""
+
+_RARE = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS")
+"""Kinds that the `gguf` package dequantizes, more slowly than the others are here."""
+
+_READABLE = ("F32", "F16", "BF16", *_GROUPED, *K_QUANTS, *_RARE)
 
 _ARCHITECTURES = {name: architecture for architecture, name in MODEL_ARCH_NAMES.items()}
 
@@ -56,9 +60,13 @@ class GgufSource:
     def quantized(self, name: str, shape: Sequence[int]) -> Quantized | None:
         """The matrix of this name as the file has it; see `Source`."""
         tensor = self._find(name, shape)
-        if tensor.kind.name not in _GROUPED:
+        if tensor.kind.name == "Q4_K":
+            matrix = quantized_q4_k(torch.from_numpy(tensor.data.copy()))
+        elif tensor.kind.name in _GROUPED:
+            matrix = _matrix(tensor.data, tensor.kind.name)
+        else:
             return None
-        matrix, order = _matrix(tensor.data, tensor.kind.name), self._order(name, shape[0])
+        order = self._order(name, shape[0])
         return matrix if order is None else matrix.rows(order.argsort())
 
     def _find(self, name: str, shape: Sequence[int]) -> GgufTensor:
@@ -107,6 +115,8 @@ def _dequantize(stored: NDArray[Any], kind: GGMLQuantizationType) -> Tensor:
     """Stored rows as they are used: float32, or the file's own float type."""
     if kind.name in _GROUPED:
         return _matrix(stored, kind.name).dequantized()
+    if kind.name in _RARE:
+        return torch.from_numpy(dequantize(stored, kind))
     rows = torch.from_numpy(stored.copy())
     if kind.name in K_QUANTS:
         return K_QUANTS[kind.name](rows)

@@ -73,7 +73,7 @@ class Source(Protocol):
         ...
 
     def quantized(self, name: str, shape: Sequence[int]) -> Quantized | None:
-        """The matrix `name` with the very numbers of the file, if they come in such groups.
+        """The matrix `name` in the file's own numbers, if they come in such groups.
 
         Raises:
             ModelError: there is none, or it has another shape.

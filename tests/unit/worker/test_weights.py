@@ -184,7 +184,7 @@ def test_gguf(name: str, head_dim: int, tmp_path: Path) -> None:
     folder = make_model(
         name, tmp_path / "hf", hidden_size=256, intermediate_size=512, head_dim=head_dim
     )
-    kinds = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K"]
+    kinds = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1"]
     path = write_gguf(tmp_path / "model.gguf", folder, kinds)
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
@@ -201,6 +201,7 @@ def test_gguf(name: str, head_dim: int, tmp_path: Path) -> None:
         (["Q4_0", "Q4_1"], (4, 8), 4),
         (["Q4_0", "Q4_1"], (8,), None),
         (["Q4_1", "Q8_0", "F16"], (4, 8), None),
+        (["Q5_0"], (4, 8), None),
     ],
 )
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
@@ -227,6 +228,20 @@ def test_quantized_gguf(
             assert torch.equal(matrix.dequantized(), weight)
 
 
+@pytest.mark.parametrize("kinds", [["Q4_K"], ["Q4_K", "Q4_1"]])
+def test_quantized_gguf_of_superblocks(kinds: list[str], tmp_path: Path) -> None:
+    """Groups of Q4_K lie beside those of simpler blocks; only their scales are rounded."""
+    folder = make_model("llama", tmp_path / "hf", hidden_size=256, intermediate_size=512)
+    path = write_gguf(tmp_path / "model.gguf", folder, kinds)
+    files, config = Weights("gguf", (str(path),)), config_of(folder)
+    plain, quantized = load(files, config), load(files, config, bits=(4, 8))
+    for layer, same in zip(plain.layers, quantized.layers, strict=True):
+        for name in MATRICES:
+            weight, matrix = getattr(layer, name), getattr(same, name)
+            assert matrix.bits == 4
+            assert (matrix.dequantized() - weight).abs().max() <= weight.abs().max() / 1000
+
+
 @pytest.mark.parametrize("name", ["llama", "llama-tied"])
 def test_quantized_safetensors(name: str, small_model: Callable[[str], Path]) -> None:
     folder = small_model(name)
@@ -247,6 +262,6 @@ def test_quantized_safetensors(name: str, small_model: Callable[[str], Path]) ->
 
 def test_gguf_of_an_unreadable_kind(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path / "hf")
-    path = write_gguf(tmp_path / "model.gguf", folder, ["Q5_0"])
-    with pytest.raises(ModelError, match="is quantized as Q5_0; readable are F32"):
+    path = write_gguf(tmp_path / "model.gguf", folder, ["MXFP4"])
+    with pytest.raises(ModelError, match="is quantized as MXFP4; readable are F32"):
         load(Weights("gguf", (str(path),)), config_of(folder))
