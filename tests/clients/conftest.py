@@ -39,7 +39,7 @@ def run_client(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
     def run(client: str, program: str, *arguments: str, **environment: str) -> str:
         assert INSTALLED is not None
-        command = [f"{INSTALLED}/{client}/bin/{program}", *arguments]
+        command = [f"{Path(INSTALLED).absolute()}/{client}/bin/{program}", *arguments]
         ended = subprocess.run(
             command,
             cwd=tmp_path_factory.mktemp(client),

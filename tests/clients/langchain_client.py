@@ -72,6 +72,16 @@ def tools():
     assert again.invoke([HumanMessage(QUESTION), message, *results]).content
 
 
+def responses():
+    model = chat_model(use_responses_api=True)
+    whole = model.invoke(QUESTION)
+    assert "Paris" in whole.text
+    assert "".join(chunk.text for chunk in model.stream(QUESTION)) == whole.text
+    message = model.bind_tools([capital_of], tool_choice="required").invoke(QUESTION)
+    results = [capital_of.invoke(call) for call in message.tool_calls]
+    assert model.invoke([HumanMessage(QUESTION), message, *results]).text
+
+
 def text():
     model = OpenAI(base_url=URL, api_key="none", model=MODEL, temperature=0, max_tokens=4)
     assert model.invoke("1, 2, 3,").strip().startswith("4")
@@ -88,6 +98,9 @@ def errors():
     assert refused.param == "temperature"
 
 
-for check in (invoke_and_stream, batch_through_a_chain, logprobs, structured, tools, text, errors):
+for check in (
+    *(invoke_and_stream, batch_through_a_chain, logprobs, structured),
+    *(tools, responses, text, errors),
+):
     check()
     print(f"{check.__name__} passed")

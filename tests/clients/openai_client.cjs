@@ -99,6 +99,31 @@ async function tools() {
   }
 }
 
+async function responses() {
+  const { name, parameters } = capital.function;
+  const asking = { model, input: messages, temperature: 0, max_output_tokens: 60 };
+  const whole = await client.responses.create(asking);
+  assert.match(whole.output_text, /Paris/);
+  const stream = client.responses.stream(asking);
+  let text = "";
+  for await (const event of stream) {
+    if (event.type === "response.output_text.delta") text += event.delta;
+  }
+  assert.equal(text, whole.output_text);
+  assert.equal((await stream.finalResponse()).output_text, text);
+
+  const tools = [{ type: "function", name, parameters, strict: true }];
+  const called = await client.responses.create({ ...asking, tools, tool_choice: "required" });
+  const [call] = called.output;
+  assert.ok(["France", "Spain"].includes(JSON.parse(call.arguments).country));
+  const output = { type: "function_call_output", call_id: call.call_id, output: "Paris" };
+  const answered = await client.responses.create({
+    ...asking, input: [...messages, ...called.output, output],
+  });
+  assert.ok(answered.output_text.length > 0);
+  await assert.rejects(client.responses.retrieve(called.id), NotFoundError);
+}
+
 async function aborted() {
   const stream = await client.chat.completions.create({
     ...asked, max_completion_tokens: 2000, ignore_eos: true, stream: true,
@@ -123,7 +148,9 @@ async function errors() {
 }
 
 (async () => {
-  for (const check of [models, chat, helper, completions, structured, tools, aborted, errors]) {
+  for (const check of [
+    models, chat, helper, completions, structured, tools, responses, aborted, errors,
+  ]) {
     await check();
     console.log(`${check.name} passed`);
   }

@@ -17,10 +17,12 @@ def test_openai_of_npm(server: Serving) -> None:
         script, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.count(" passed") == 8
+    assert ended.stdout.count(" passed") == 9
 
 
-@pytest.mark.parametrize("client", ["litellm", "langchain"])
-def test_sdk_of_python(run_client: Callable[..., str], server: Serving, client: str) -> None:
-    script = FOLDER / f"{client}_client.py"
-    assert run_client(client, "python", str(script), server.url, server.model).count(" passed") == 7
+@pytest.mark.parametrize(("client", "checks"), [("litellm", 7), ("langchain", 8), ("agents", 5)])
+def test_sdk_of_python(
+    run_client: Callable[..., str], server: Serving, client: str, checks: int
+) -> None:
+    said = run_client(client, "python", f"{FOLDER}/{client}_client.py", server.url, server.model)
+    assert said.count(" passed") == checks
