@@ -36,11 +36,14 @@ def wait_until(condition, seconds=PATIENCE, what=lambda: ""):
 
 
 class Service:
-    """A process that can be started again under the same name."""
+    """A process that can be started again under the same name.
 
-    def __init__(self, name, arguments, log, *, fds=()):
+    inside: words before its command that move it to where it runs.
+    """
+
+    def __init__(self, name, arguments, log, *, fds=(), inside=()):
         self.name, self.log = name, log
-        self._arguments, self._fds = arguments, fds
+        self._arguments, self._fds, self._inside = arguments, fds, inside
         self._process = None
         self.at_rest = None
 
@@ -57,7 +60,7 @@ class Service:
         module = f"pagefleet_{self.name.partition('-')[0]}"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *self._arguments],
+                [*self._inside, sys.executable, "-m", module, *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -125,8 +128,7 @@ class Cell:
         self.gateway_proxy, self.worker_proxy = (
             Proxy(folder / side, folder / f"{side}-hub", seed) for side in ends
         )
-        self.sockets = [socket.create_server((host, 0)) for _ in range(gateways)]
-        self.servers = [Server(host, s.getsockname()[1], "") for s in self.sockets]
+        self.sockets, self.servers = [], []
         self.scheduler = self._service(
             "scheduler",
             "--check",
@@ -134,30 +136,36 @@ class Cell:
             f"--worker-endpoint={ends['workers']}",
             *scheduler,
         )
-        self.workers = [
-            self._service(
-                f"worker-{number}",
-                f"--model={model}",
-                f"--engine={engine}",
-                f"--worker-endpoint={fronts['workers']}",
-                *worker,
-            )
-            for number in range(workers)
-        ]
-        self.gateways = [
-            self._service(
-                f"gateway-{number}",
-                f"--model={model}",
-                f"--gateway-endpoint={fronts['gateways']}",
-                "--resume-secret=shared by these gateways",
-                f"--fd={listener.fileno()}",
-                fds=[listener.fileno()],
-            )
-            for number, listener in enumerate(self.sockets)
-        ]
+        self.workers, self.gateways = [], []
+        for _ in range(workers):
+            self.add_worker(f"--engine={engine}", f"--worker-endpoint={fronts['workers']}", *worker)
+        for _ in range(gateways):
+            self.add_gateway(host, f"--gateway-endpoint={fronts['gateways']}")
 
-    def _service(self, name, *arguments, fds=()):
-        return Service(name, arguments, self.folder / f"{name}.log", fds=fds)
+    def add_worker(self, *arguments, inside=()):
+        """One more, to be started with the others."""
+        name = f"worker-{len(self.workers)}"
+        worker = self._service(name, f"--model={self.model}", *arguments, inside=inside)
+        self.workers.append(worker)
+
+    def add_gateway(self, host, *arguments, inside=()):
+        """One more, to be started with the others; this process listens for it at `host`."""
+        listener = socket.create_server((host, 0))
+        gateway = self._service(
+            f"gateway-{len(self.gateways)}",
+            f"--model={self.model}",
+            "--resume-secret=shared by these gateways",
+            f"--fd={listener.fileno()}",
+            *arguments,
+            fds=[listener.fileno()],
+            inside=inside,
+        )
+        self.sockets.append(listener)
+        self.servers.append(Server(host, listener.getsockname()[1], ""))
+        self.gateways.append(gateway)
+
+    def _service(self, name, *arguments, fds=(), inside=()):
+        return Service(name, arguments, self.folder / f"{name}.log", fds=fds, inside=inside)
 
     @property
     def services(self):
