@@ -37,9 +37,17 @@ _DOT_TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.floa
 def _find_row(
     offsets: tl.tensor, rows: tl.tensor, index: tl.tensor, TOKENS: tl.constexpr, GAP: tl.constexpr
 ) -> tl.tensor:
-    """The last row whose first index, offsets[row] // TOKENS + row * GAP, is at most `index`."""
-    low = index * 0
-    high = low + rows
+    """The last row whose first index, offsets[row] // TOKENS + row * GAP, is at most `index`.
+
+    Where every row has one token, as in most decode steps, it is known after one look.
+    """
+    low = tl.minimum(index - index // (TOKENS + 1) * GAP, rows - 1)
+    high = low + 1
+    begin = tl.load(offsets + low) // TOKENS + low * GAP
+    end = tl.load(offsets + high) // TOKENS + high * GAP
+    if (begin > index) | (end <= index):
+        low = index * 0
+        high = low + rows
     while high - low > 1:
         middle = (low + high) // 2
         if tl.load(offsets + middle) // TOKENS + middle * GAP <= index:

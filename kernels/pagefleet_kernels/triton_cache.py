@@ -16,6 +16,9 @@ from pagefleet_kernels.triton_tiling import Chip, chip_of
 
 _COPY_TILE = 2048
 
+_WIDE_TOKEN = 2048
+"""Numbers of a token's queries beyond which a program gets more warps."""
+
 
 @jit
 def _stored(
@@ -36,13 +39,26 @@ def _stored(
 
 
 @jit
-def _store_heads(
+def _load_heads(
     source: tl.tensor,
-    stride: tl.tensor,
+    HEADS: tl.constexpr,
+    HEAD_LINES: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    HEAD_TILE: tl.constexpr,
+) -> tl.tensor:
+    """A token's heads, [HEADS, HEAD_SIZE]."""
+    heads = tl.arange(0, HEAD_LINES)[:, None]
+    dims = tl.arange(0, HEAD_TILE)[None, :]
+    mask = (heads < HEADS) & (dims < HEAD_SIZE)
+    return tl.load(source + heads * HEAD_SIZE + dims, mask=mask)
+
+
+@jit
+def _store_heads(
+    values: tl.tensor,
     cache: tl.tensor,
     scales: tl.tensor,
     slot: tl.tensor,
-    token: tl.tensor,
     block_stride: tl.tensor,
     HEADS: tl.constexpr,
     HEAD_LINES: tl.constexpr,
@@ -51,11 +67,10 @@ def _store_heads(
     BLOCK_SIZE: tl.constexpr,
     NATIVE: tl.constexpr,
 ) -> None:
-    """Store a token's heads, [HEADS, HEAD_SIZE], in its slot of a cache."""
+    """Store a token's heads in its slot of a cache."""
     heads = tl.arange(0, HEAD_LINES)[:, None]
     dims = tl.arange(0, HEAD_TILE)[None, :]
     mask = (heads < HEADS) & (dims < HEAD_SIZE)
-    values = tl.load(source + token * stride + heads * HEAD_SIZE + dims, mask=mask)
     line = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * HEAD_SIZE
     places = cache + line + heads * (BLOCK_SIZE * HEAD_SIZE) + dims
     stored = _stored(values, scales, heads, heads < HEADS, cache.dtype.element_ty, NATIVE)
@@ -63,19 +78,15 @@ def _store_heads(
 
 
 @jit
-def _rotate_heads(
+def _rotated(
     source: tl.tensor,
-    target: tl.tensor,
-    head_stride: tl.tensor,
-    scales: tl.tensor,
     turns: tl.tensor,
     HEADS: tl.constexpr,
     HEAD_LINES: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     HALF_TILE: tl.constexpr,
-    NATIVE: tl.constexpr,
-) -> None:
-    """Rotate the heads at `source`, HEAD_SIZE apart, into `target`, `head_stride` apart."""
+) -> tuple[tl.tensor, tl.tensor]:
+    """A token's heads, turned: their first halves and their second ones."""
     HALF: tl.constexpr = HEAD_SIZE // 2
     heads = tl.arange(0, HEAD_LINES)[:, None]
     dims = tl.arange(0, HALF_TILE)[None, :]
@@ -87,12 +98,32 @@ def _rotate_heads(
     second = tl.load(halves + HALF, mask=mask).to(tl.float32)
     TYPE: tl.constexpr = source.dtype.element_ty
     turned_first = (first * cosines - second * sines).to(TYPE)
-    turned_second = (second * cosines + first * sines).to(TYPE)
+    return turned_first, (second * cosines + first * sines).to(TYPE)
+
+
+@jit
+def _store_halves(
+    first: tl.tensor,
+    second: tl.tensor,
+    target: tl.tensor,
+    head_stride: tl.tensor,
+    scales: tl.tensor,
+    HEADS: tl.constexpr,
+    HEAD_LINES: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    HALF_TILE: tl.constexpr,
+    NATIVE: tl.constexpr,
+) -> None:
+    """Store what `_rotated` gave at `target`, heads `head_stride` apart."""
+    HALF: tl.constexpr = HEAD_SIZE // 2
+    heads = tl.arange(0, HEAD_LINES)[:, None]
+    dims = tl.arange(0, HALF_TILE)[None, :]
+    there = heads < HEADS
+    mask = there & (dims < HALF)
     places = target + heads * head_stride + dims
     KIND: tl.constexpr = target.dtype.element_ty
-    there = heads < HEADS
-    tl.store(places, _stored(turned_first, scales, heads, there, KIND, NATIVE), mask=mask)
-    tl.store(places + HALF, _stored(turned_second, scales, heads, there, KIND, NATIVE), mask=mask)
+    tl.store(places, _stored(first, scales, heads, there, KIND, NATIVE), mask=mask)
+    tl.store(places + HALF, _stored(second, scales, heads, there, KIND, NATIVE), mask=mask)
 
 
 @jit
@@ -116,12 +147,14 @@ def _write_kernel(
     """One program per token; `scales` are [2, HEADS], of keys and of values."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
+    keys = _load_heads(key + token * key_stride, HEADS, HEAD_LINES, HEAD_SIZE, HEAD_TILE)
+    values = _load_heads(value + token * value_stride, HEADS, HEAD_LINES, HEAD_SIZE, HEAD_TILE)
     _store_heads(
-        key, key_stride, key_cache, scales, slot, token, block_stride,
+        keys, key_cache, scales, slot, block_stride,
         HEADS, HEAD_LINES, HEAD_SIZE, HEAD_TILE, BLOCK_SIZE, NATIVE,
     )  # fmt: skip
     _store_heads(
-        value, value_stride, value_cache, scales + HEADS, slot, token, block_stride,
+        values, value_cache, scales + HEADS, slot, block_stride,
         HEADS, HEAD_LINES, HEAD_SIZE, HEAD_TILE, BLOCK_SIZE, NATIVE,
     )  # fmt: skip
 
@@ -151,23 +184,33 @@ def _rotary_write_kernel(
     BLOCK_SIZE: tl.constexpr,
     NATIVE: tl.constexpr,
 ) -> None:
-    """One program per token; `scales` are [2, HEADS], of keys and of values."""
+    """One program per token; `scales` are [2, HEADS], of keys and of values.
+
+    All loads come before the first store, so that none waits for another.
+    """
     HALF_TILE: tl.constexpr = HEAD_TILE // 2
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     turns = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_SIZE
-    _rotate_heads(
-        query + token * query_stride, rotated + token * (QUERY_HEADS * HEAD_SIZE), HEAD_SIZE,
-        scales, turns, QUERY_HEADS, QUERY_LINES, HEAD_SIZE, HALF_TILE, NATIVE,
-    )  # fmt: skip
+    values = _load_heads(value + token * value_stride, HEADS, HEAD_LINES, HEAD_SIZE, HEAD_TILE)
+    first_keys, second_keys = _rotated(
+        key + token * key_stride, turns, HEADS, HEAD_LINES, HEAD_SIZE, HALF_TILE
+    )
+    first, second = _rotated(
+        query + token * query_stride, turns, QUERY_HEADS, QUERY_LINES, HEAD_SIZE, HALF_TILE
+    )
     line = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * HEAD_SIZE
-    _rotate_heads(
-        key + token * key_stride, key_cache + line, BLOCK_SIZE * HEAD_SIZE,
-        scales, turns, HEADS, HEAD_LINES, HEAD_SIZE, HALF_TILE, NATIVE,
+    _store_halves(
+        first_keys, second_keys, key_cache + line, BLOCK_SIZE * HEAD_SIZE, scales,
+        HEADS, HEAD_LINES, HEAD_SIZE, HALF_TILE, NATIVE,
     )  # fmt: skip
     _store_heads(
-        value, value_stride, value_cache, scales + HEADS, slot, token, block_stride,
+        values, value_cache, scales + HEADS, slot, block_stride,
         HEADS, HEAD_LINES, HEAD_SIZE, HEAD_TILE, BLOCK_SIZE, NATIVE,
+    )  # fmt: skip
+    _store_halves(
+        first, second, rotated + token * (QUERY_HEADS * HEAD_SIZE), HEAD_SIZE, scales,
+        QUERY_HEADS, QUERY_LINES, HEAD_SIZE, HALF_TILE, NATIVE,
     )  # fmt: skip
 
 
@@ -286,6 +329,7 @@ def rotary_write_kv(
         HEAD_TILE=triton.next_power_of_2(head_size),
         BLOCK_SIZE=key_cache.shape[2],
         NATIVE=(chip or chip_of(key.device)).converts_fp8,
+        num_warps=4 if query_heads * head_size <= _WIDE_TOKEN else 8,
         enable_fp_fusion=True,
     )
     return rotated

@@ -36,6 +36,7 @@ def _norm_kernel(
     mask = dims < SIZE
     line = (token * tl.num_programs(1) + head) * SIZE
     source = values + token * token_stride + head * head_stride
+    factors = tl.load(weight + dims, mask=mask, other=0.0)  # under way with the others
     wide = tl.load(source + dims, mask=mask, other=0.0).to(tl.float32)
     if RESIDUAL:
         wide += tl.load(residual + token * residual_stride + dims, mask=mask, other=0.0)
@@ -44,8 +45,7 @@ def _norm_kernel(
         wide = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide) / SIZE + eps)
     TYPE: tl.constexpr = normed.dtype.element_ty
-    factors = tl.load(weight + dims, mask=mask, other=0.0).to(tl.float32)
-    result = ((wide * scale).to(TYPE).to(tl.float32) * factors).to(TYPE)
+    result = ((wide * scale).to(TYPE).to(tl.float32) * factors.to(tl.float32)).to(TYPE)
     tl.store(normed + line + dims, result, mask=mask)
 
 
