@@ -61,7 +61,8 @@ def build_gateway(settings: GatewaySettings, model: ServedModel) -> Gateway:
     file = settings.api_key_file
     keyring = Keyring(settings.api_key, None if file is None else Path(file))
     cell_key = settings.load_cell_key()
-    client = SchedulerClient(settings.gateway_endpoint, keyring, cell_key)
+    fingerprint = model.manifest.fingerprint
+    client = SchedulerClient(settings.gateway_endpoint, keyring, cell_key, fingerprint)
     metrics = Metrics(model.name)
     metrics.watch(client)
     gateway = Gateway(settings, model, client, metrics, keyring)

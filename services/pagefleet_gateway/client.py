@@ -132,9 +132,13 @@ class SchedulerClient:
     """The gateway's link to the scheduler, running."""
 
     def __init__(
-        self, endpoint: str, keyring: Keyring | None = None, key: CellKey | None = None
+        self,
+        endpoint: str,
+        keyring: Keyring | None = None,
+        key: CellKey | None = None,
+        fingerprint: str = "",
     ) -> None:
-        self.link = SchedulerLink(time.monotonic())
+        self.link = SchedulerLink(time.monotonic(), fingerprint)
         self._endpoint, self._key = endpoint, key
         self._alone: float | None = time.monotonic()
         """Since when no scheduler answers, unless it has said so."""

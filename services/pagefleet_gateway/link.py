@@ -18,6 +18,7 @@ are few, and each may be applied any number of times:
 - A choice gets no more than `Submit.window` tokens ahead of its client; `Credit` allows more as the
   client takes what came, and is said again with the beats until something follows from it.
 - Output of a choice that ended here is answered by another `Abort`, in case the first was lost.
+- A gateway that is refused submits nothing, and asks again, until it is welcome.
 - A request whose client went to another gateway, and has its stream go on there, is over (`Moved`).
 
 Messages and calls go in with the time `now` (seconds of any monotonic clock); what comes out is
@@ -101,7 +102,7 @@ class Counters:
 class SchedulerLink:
     """Protocol state of one gateway; see the module's text."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, fingerprint: str = "") -> None:
         self.epoch: int | None = None
         self.pulse: Pulse | None = None
         self.refusal: str | None = None
@@ -111,6 +112,7 @@ class SchedulerLink:
         self._left_epochs: set[int] = set()
         self._heard = now
         self._welcomed = False
+        self._fingerprint = fingerprint
 
     def __repr__(self) -> str:
         return f"<SchedulerLink epoch={self.epoch} {len(self._open)} open>"
@@ -173,7 +175,7 @@ class SchedulerLink:
             self._welcomed = False
             self._left_epochs.clear()
         if not self._welcomed:
-            reaction.messages.append(GatewayHello(PROTOCOL))
+            reaction.messages.append(GatewayHello(PROTOCOL, self._fingerprint))
             reaction.news += self._give_up(now)
         if self.epoch is not None:
             beat = GatewayBeat(
@@ -182,6 +184,7 @@ class SchedulerLink:
                     for request, submission in self._open.items()
                 ],
                 dict(used or {}),
+                self._fingerprint,
             )
             reaction.messages.append(beat)
             for request, submission in self._open.items():
@@ -199,7 +202,7 @@ class SchedulerLink:
     def handle(self, message: ToGateway, now: float) -> Reaction:
         """Take a message in."""
         if isinstance(message, Refused):
-            self.refusal = message.text
+            self.refusal, self.epoch, self._welcomed = message.text, None, False
             return Reaction()
         if isinstance(message, Rejected):
             self._heard = now

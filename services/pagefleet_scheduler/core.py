@@ -64,6 +64,9 @@ STALL = 2.0
 """Seconds of open requests and no progress anywhere after which the cell counts as stalled."""
 
 
+_MODEL_TEXT = "You serve another model than the workers of this cell."
+
+
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """A message came from a peer."""
@@ -198,6 +201,9 @@ class Scheduler:
         match message:
             case GatewayHello() | WorkerHello() if message.protocol != PROTOCOL:
                 self.outbox.send(peer, Refused(_protocol_text(message.protocol)))
+            case GatewayHello() | GatewayBeat() if self.workers.differ(message.fingerprint):
+                self.outbox.send(peer, Refused(_MODEL_TEXT))
+                self.gateways.lose(peer, now)
             case Result():
                 self.workers.result(peer, message, now)
             case Submit():
@@ -217,6 +223,8 @@ class Scheduler:
                 self._inspections.append((peer, message))
             case GatewayHello():
                 self.gateways.hello(peer, now)
+            case WorkerHello() if self.workers.differ(message.fingerprint):
+                self.outbox.send(peer, Refused(_MODEL_TEXT))
             case WorkerHello():
                 self.workers.hello(peer, message, now)
             case WorkerBye():

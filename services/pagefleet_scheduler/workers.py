@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import TypeAlias
 
-from pagefleet.wire import Fence, Join, Reason, Refused, Result, WorkerBeat, WorkerBye, WorkerHello
+from pagefleet.wire import Fence, Join, Reason, Result, WorkerBeat, WorkerBye, WorkerHello
 from pagefleet_scheduler import quarantine
 from pagefleet_scheduler.figures import Figures
 from pagefleet_scheduler.flights import ResultError, keep
@@ -61,14 +61,15 @@ class Workers:
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._members.values())
 
+    def differ(self, fingerprint: str) -> bool:
+        """Whether they compute another model; one without a fingerprint is any."""
+        known = (worker.planner.worker.fingerprint for worker in self)
+        return bool(fingerprint) and any(each != fingerprint for each in known)
+
     # --- what they say --------------------------------------------------------------------------
 
     def hello(self, peer: bytes, hello: WorkerHello, now: float) -> None:
         """One wants to join, or repeats that it does."""
-        if any(other.planner.worker.fingerprint != hello.fingerprint for other in self):
-            text = "You serve another model than the workers of this cell."
-            self._outbox.send(peer, Refused(text))
-            return
         if worker := self._members.get(peer):
             if worker.may_not_know(now):
                 self._let_in(peer, worker)

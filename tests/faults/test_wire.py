@@ -36,6 +36,7 @@ def worker_hello(protocol=PROTOCOL, fingerprint="another model"):
         ("gateways", GatewayHello(PROTOCOL + 1), "protocol"),
         ("workers", worker_hello(protocol=PROTOCOL + 1), "protocol"),
         ("workers", worker_hello(), "another model"),
+        ("gateways", GatewayHello(PROTOCOL, "another model"), "another model"),
     ],
 )
 def test_who_does_not_fit_is_refused_with_a_reason(cell, questions, side, hello, reason):

@@ -17,11 +17,11 @@ from pagefleet.params import SamplingParams
 PARAMS = SamplingParams(max_tokens=4, seed=7, temperature=0.0, eos_token_ids=(2,))
 
 GOLDEN: list[tuple[wire.Message, str]] = [
-    (wire.GatewayHello(1), "92ac4761746577617948656c6c6f01"),
+    (wire.GatewayHello(1, "m"), "93ac4761746577617948656c6c6f01a16d"),
     (wire.Abort("r", 1, [2]), "94a541626f7274a172019102"),
     (
-        wire.GatewayBeat([wire.OpenRequest("r", 0, {0: 5})], {"t": wire.TenantUse(1, 9, 0)}),
-        "93ab476174657761794265617491" + "93a17200810005" + "81a174" + "93010900",
+        wire.GatewayBeat([wire.OpenRequest("r", 0, {0: 5})], {"t": wire.TenantUse(1, 9, 0)}, "m"),
+        "94ab476174657761794265617491" + "93a17200810005" + "81a174" + "93010900" + "a16d",
     ),
     (wire.GatewayBye(), "91aa47617465776179427965"),
     (wire.Inspect(3, True), "93a7496e737065637403c3"),

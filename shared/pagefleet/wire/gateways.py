@@ -32,6 +32,8 @@ class GatewayHello(Message, frozen=True):
     """I am here; answered by `Welcome`."""
 
     protocol: int
+    fingerprint: str = ""
+    """Of the model whose text it reads and writes; empty if it does not say."""
 
 
 class Submit(Message, frozen=True):
@@ -116,6 +118,8 @@ class GatewayBeat(Message, frozen=True):
     open: list[OpenRequest]
     used: dict[str, TenantUse] = {}
     """By tenants, at this gateway, since it began."""
+    fingerprint: str = ""
+    """As in its Hello, which may have come before the workers."""
 
 
 class GatewayBye(Message, frozen=True):

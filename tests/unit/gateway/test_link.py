@@ -260,6 +260,23 @@ def test_a_refused_handshake_is_told_and_leaving_too() -> None:
     assert link.leave().messages == [GatewayBye()]
 
 
+def test_one_that_is_refused_submits_nothing_until_it_is_welcome() -> None:
+    link = SchedulerLink(0.0, "model")
+    assert link.tick(0.0).messages == [GatewayHello(PROTOCOL, "model")]
+    link.handle(Welcome(7, PROTOCOL), 0.1)
+    link.submit(submit(), 0.1)
+    _, beat = (*link.tick(0.2).messages, *link.tick(0.4).messages)
+    assert isinstance(beat, GatewayBeat)
+    assert beat.fingerprint == "model"
+    link.handle(Refused("other model"), 0.5)
+    assert link.submit(replace(submit(), request="s"), 0.5).messages == []
+    assert link.tick(0.6).messages == [GatewayHello(PROTOCOL, "model")]
+    assert (link.refusal, link.alive(0.6)) == ("other model", False)
+    again = link.handle(Welcome(7, PROTOCOL), 0.7).messages
+    assert [(sent.request, sent.attempt) for sent in again] == [("r", 2), ("s", 1)]
+    assert link.refusal is None
+
+
 class FaultyScheduler(RuleBasedStateMachine):
     """A scheduler that loses, repeats and forgets; the owner of each request sees every token once.
 

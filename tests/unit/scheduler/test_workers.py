@@ -8,10 +8,13 @@ from pagefleet.wire import (
     PROTOCOL,
     ChoiceState,
     Fence,
+    GatewayBeat,
     GatewayHello,
     Join,
     Outputs,
+    Pulse,
     Refused,
+    Welcome,
     WorkerBeat,
     WorkerBye,
     WorkerHello,
@@ -272,3 +275,17 @@ def test_another_protocol_or_model_is_refused(cell: Cell) -> None:
     cell.join()
     other = WorkerHello(PROTOCOL, "host", 1, 1, "other model", "class", 4, 9, 9, 9, 9, 9)
     assert isinstance(cell.tell(b"x", other)[0], Refused)
+
+
+def test_a_gateway_of_another_model_is_refused_whether_it_comes_first_or_last(cell: Cell) -> None:
+    beat = GatewayBeat([], fingerprint="other model")
+    assert isinstance(cell.tell(b"g", GatewayHello(PROTOCOL, "other model"))[0], Welcome)
+    assert isinstance(cell.tell(b"g", beat)[0], Pulse)
+    cell.submit()
+    cell.join()
+    assert isinstance(cell.tell(b"g", beat)[0], Refused)
+    assert not cell.scheduler.requests
+    assert b"g" not in cell.scheduler.gateways
+    assert isinstance(cell.tell(b"h", GatewayHello(PROTOCOL, "other model"))[0], Refused)
+    assert isinstance(cell.tell(b"h", GatewayHello(PROTOCOL, "model"))[0], Welcome)
+    assert isinstance(cell.tell(b"h", GatewayBeat([], fingerprint="model"))[0], Pulse)
