@@ -26,7 +26,12 @@ BATCHES, CONTEXTS = (1, 16, 64, 128), (1024, 4096, 16384)
 PREFILLS = ((1, 0, 8192), (4, 0, 2048), (1, 6144, 2048))
 """(rows, position of the first new token, new tokens)"""
 SAMPLED_ROWS, VOCABULARY = 64, 128256
-SAMPLINGS = (("greedy", 0.0, 0, 1.0), ("drawn", 1.0, 0, 1.0), ("top-k, top-p", 1.0, 50, 0.9))
+SAMPLINGS = (
+    ("greedy", 0.0, 0, 1.0),
+    ("drawn", 1.0, 0, 1.0),
+    ("top-p", 1.0, 0, 0.9),
+    ("top-k, top-p", 1.0, 50, 0.9),
+)
 """(name, temperature, top-k, top-p)"""
 
 
@@ -137,7 +142,7 @@ def prefill_figures(device: torch.device, product: float) -> Iterator[Figure]:
 
 def sample_figures(device: torch.device, copy: float) -> Iterator[Figure]:
     """Choosing a token for each of 64 rows, beside one look at their logits."""
-    logits = torch.randn(SAMPLED_ROWS, VOCABULARY, device=device)
+    logits = torch.randn(SAMPLED_ROWS, VOCABULARY, device=device) * 5  # few of them likely
     each = torch.arange(SAMPLED_ROWS, device=device)
     for name, temperature, top_k, top_p in SAMPLINGS:
         columns = (
