@@ -3,6 +3,7 @@
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from pagefleet_gateway.logprobs import ChatToken
 from pagefleet_gateway.response_body import Choosing, FunctionTool, ReasoningOptions, TextOptions
@@ -96,7 +97,7 @@ class ResponseError(msgspec.Struct):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """The answer, whole or so far."""
+    """The answer, whole or so far; the published schema has no null for what may be missing."""
 
     id: str
     object: Literal["response"] = "response"
@@ -113,9 +114,9 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     output: list[OutputItem] = []
     parallel_tool_calls: bool
     previous_response_id: None = None
-    prompt_cache_key: str | None
+    prompt_cache_key: str | UnsetType = UNSET
     reasoning: ReasoningOptions
-    safety_identifier: str | None
+    safety_identifier: str | UnsetType = UNSET
     service_tier: Literal["default"] = "default"
     store: Literal[False] = False
     temperature: float
@@ -125,5 +126,5 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled", "auto"]
-    usage: ResponseUsage | None = None
-    user: str | None
+    usage: ResponseUsage | UnsetType = UNSET
+    user: str | UnsetType = UNSET

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from pagefleet.wire import Finish
 from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.choice import Piece
-from pagefleet_gateway.errors import ApiError
+from pagefleet_gateway.errors import ApiError, too_late
 from pagefleet_gateway.generation import Generation
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.response_body import ReasoningOptions, ResponseBody, TextOptions
@@ -35,7 +37,7 @@ from pagefleet_gateway.response_object import (
     ResponseObject,
     ResponseUsage,
 )
-from pagefleet_gateway.resume import Had, event_id, position
+from pagefleet_gateway.resume import Had, changed, event_id, position
 
 _encoder = msgspec.json.Encoder()
 
@@ -53,7 +55,9 @@ class ResponseRenderer:
         self._response.output = self._items.items
         self._made = 0
         """Events, those that the client has among them."""
-        self._had = answer.generation.had.get(0, Had(0)).count
+        self._digest = 0
+        """Of the tokens that all of them follow from."""
+        self._had = answer.generation.had.get(0, Had(0))
 
     def start(self) -> bytes:
         """Events before the first news."""
@@ -70,7 +74,7 @@ class ResponseRenderer:
 
         Its events have no ids: whoever resumes the stream does so behind the last before them.
         """
-        self._made, self._ticket = max(self._made, self._had), ""
+        self._made, self._ticket = max(self._made, self._had.count), ""
         self._response.status = "failed"
         code: Literal["server_error", "invalid_prompt"]
         code = "invalid_prompt" if error.status == 400 else "server_error"
@@ -88,11 +92,14 @@ class ResponseRenderer:
     def _events(self, pieces: Mapping[int, Piece]) -> Iterator[Event]:
         for piece in pieces.values():
             for part in piece.parts or [piece]:
+                self._digest = part.digest
                 yield from self._items.take(part)
                 if part.finish is not None:
                     yield self._end(part.finish)
 
     def _end(self, finish: str) -> Event:
+        if self._made < self._had.count:
+            raise too_late() if finish == Finish.TIMEOUT else changed()
         self._response.usage = _usage(self._answer)
         if finish in COMPLETE:
             self._response.status = "completed"
@@ -104,12 +111,15 @@ class ResponseRenderer:
     def _written(self, event: Event) -> bytes:
         event.sequence_number = self._made
         self._made += 1
-        if self._made <= self._had:
+        if self._made == self._had.count and self._digest != self._had.digest:
+            raise changed()
+        if self._made <= self._had.count:
             return b""
         head = f"event: {event.__struct_config__.tag}\n"
         if self._ticket:
             ends = isinstance(event, Completed | Incomplete)
-            head += f"id: {event_id(self._ticket, [position(self._made, ends)])}\n"
+            had = position(Had(self._made, self._digest, ends))
+            head += f"id: {event_id(self._ticket, [had])}\n"
         return b"%sdata: %s\n\n" % (head.encode(), _encoder.encode(event))
 
 
@@ -125,9 +135,9 @@ def _begun(generation: Generation) -> ResponseObject:
         metadata=body.metadata or {},
         model=generation.model,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        prompt_cache_key=body.prompt_cache_key,
+        prompt_cache_key=_given(body.prompt_cache_key),
         reasoning=body.reasoning or ReasoningOptions(),
-        safety_identifier=body.safety_identifier,
+        safety_identifier=_given(body.safety_identifier),
         temperature=params.temperature,
         text=body.text or TextOptions(),
         tool_choice=body.tool_choice or "auto",
@@ -135,8 +145,12 @@ def _begun(generation: Generation) -> ResponseObject:
         top_logprobs=body.top_logprobs or 0,
         top_p=params.top_p,
         truncation=body.truncation or "disabled",
-        user=body.user,
+        user=_given(body.user),
     )
+
+
+def _given(label: str | None) -> str | UnsetType:
+    return UNSET if label is None else label
 
 
 def _usage(answer: Answer) -> ResponseUsage:
