@@ -20,6 +20,7 @@ from pagefleet_gateway.message import MessageReader
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.outputs import one_by_one, parted
 from pagefleet_gateway.responses import PromptTokensDetails, Usage
+from pagefleet_gateway.resume import changed
 
 
 @dataclass
@@ -147,6 +148,11 @@ class Answer:
     def _push(self, index: int, item: Output) -> Piece:
         choice = self.choices[index]
         piece = choice.push(item)
+        if had := self.generation.passed_over(index):
+            ends_early = choice.finished and choice.count < had and piece.finish != Finish.TIMEOUT
+            differs = choice.count == had and choice.digest != self.generation.had[index].digest
+            if ends_early or differs:
+                raise changed()
         if self.generation.strict and piece.finish == Finish.TIMEOUT:
             piece.finish = Finish.LENGTH.value
         if choice.finished:

@@ -9,6 +9,7 @@ not appear; neither do they count in the mean by which `best_of` ranks.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import Finish, Output, unpack_ints
@@ -34,6 +35,8 @@ class Piece:
     """What a model that thinks wrote before its answer."""
     spoken: list[Spoken] = field(default_factory=list)
     """The text and calls of tools in their order, where there may be calls."""
+    digest: int = 0
+    """CRC-32 of all tokens of the choice up to the last of these, as little-endian int32."""
     parts: "list[Piece]" = field(default_factory=list, compare=False)
     """What it was joined of."""
 
@@ -61,6 +64,7 @@ class Piece:
             pieces[-1].stop_reason,
             "".join(piece.reasoning for piece in pieces),
             [each for piece in pieces for each in piece.spoken],
+            pieces[-1].digest,
             [part for piece in pieces for part in piece.parts or [piece]],
         )
 
@@ -83,6 +87,8 @@ class Choice:
     ) -> None:
         self.count = 0
         """Tokens generated, that of a stop string included."""
+        self.digest = 0
+        """Their CRC-32."""
         self.finished = False
         self.cut = False
         """A stop string ended it, which whoever generates does not know of."""
@@ -103,6 +109,7 @@ class Choice:
             self._push_each(tokens, output, piece)
         else:
             self._push_all(tokens, output.finish, piece)
+        self.digest = piece.digest = crc32(output.tokens[: 4 * len(piece.tokens)], self.digest)
         if output.finish is not None and not self.finished:
             self._end(piece, output.finish, tokens)
         self._release(piece)

@@ -4,16 +4,18 @@
 
 The ticket names the answer and its seed, and is signed together with the body and the tenant it was
 given for; whoever sends the same body with `Last-Event-ID` gets the rest of the very same stream.
-A position is the number of a choice's tokens behind the event, with a `!` where the choice has
-ended. The ticket also names the run that the stream came from. If the scheduler still has that, it
-sends it again from the first token; otherwise the tokens are generated again with the same seed,
-which gives them again bit for bit. What the reader has is passed over. Positions are not signed: a
-wrong one cheats nobody else.
+A position is the number of a choice's tokens behind the event and their CRC-32, with a `!` where
+the choice has ended. The ticket also names the run that the stream came from. If the scheduler
+still has that, it sends it again from the first token; otherwise the tokens are generated again
+with the same seed, which gives them again bit for bit where a worker of the same numerics class is
+there. What the reader has is passed over; by its CRC a stream fails rather than that its rest be
+another stream's. Positions are not signed: a wrong one cheats nobody else.
 
 Gateways that are to take over from each other share a secret (`--resume-secret`).
 """
 
 import hmac
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
 from collections.abc import Iterable, Mapping
@@ -26,6 +28,7 @@ from pagefleet_gateway.errors import ApiError, bad_request, http_error
 
 _SIGNATURE_BYTES = 16
 _LONGEST_ID = 4096
+_POSITION = re.compile("([0-9]{1,9}):([0-9a-f]{1,8})(!?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,9 @@ class Had:
     """What the reader of a stream has of one choice."""
 
     count: int
-    """Tokens."""
+    """Tokens, or events where those are counted."""
+    digest: int = 0
+    """CRC-32 of all tokens that it has something of, as little-endian int32."""
     finished: bool = False
 
 
@@ -59,14 +64,20 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
         return urlsafe_b64encode(signed).rstrip(b"=").decode()
 
 
+def changed() -> ApiError:
+    """What was generated again is not what the reader has."""
+    text = "This stream cannot be resumed: what would compute it now computes other tokens."
+    return http_error(410, text, "gone")
+
+
 def request_id(run: str, prompt: int) -> str:
     """What the scheduler knows a prompt of a run by."""
     return f"{run}-{prompt}"
 
 
-def position(count: int, finished: bool = False) -> str:
+def position(had: Had) -> str:
     """Of a reader in one choice, as the ids of events tell it."""
-    return f"{count}!" if finished else str(count)
+    return f"{had.count}:{had.digest:x}" + "!" * had.finished
 
 
 def event_id(ticket: str, positions: Iterable[str]) -> str:
@@ -108,10 +119,10 @@ def read_event_id(
 
 
 def _read_position(text: str) -> Had:
-    count = text.removesuffix("!")
-    if not count.isdecimal() or len(count) > 9:
+    found = _POSITION.fullmatch(text)
+    if found is None:
         raise ValueError(text)
-    return Had(int(count), text.endswith("!"))
+    return Had(int(found[1]), int(found[2], 16), bool(found[3]))
 
 
 def _signature(secret: bytes, content: bytes, body: bytes) -> bytes:

@@ -64,9 +64,7 @@ class Renderer:
         self._ticket = ticket
         had = answer.generation.had
         behind = {index: had.get(index, Had(0)) for index in answer.choices}
-        self._positions = {
-            index: position(each.count, each.finished) for index, each in behind.items()
-        }
+        self._positions = {index: position(each) for index, each in behind.items()}
         self._started = {index for index, each in had.items() if each.count}
         self._around_text: dict[int, tuple[bytes, bytes]] = {}
 
@@ -105,7 +103,7 @@ class Renderer:
                 chunk = self._chunk(index, piece)
             else:
                 continue
-            self._positions[index] = position(choice.count, choice.finished)
+            self._positions[index] = position(Had(choice.count, choice.digest, choice.finished))
             events.append(self._identified(chunk))
         if self._answer.finished:
             events.append(self._end())

@@ -77,7 +77,7 @@ def test_a_stream_that_is_open_still_moves(cell, questions, form):
     assert wait_until(lambda: cell.total("pagefleet_streams_moved_total", gateway=1)) >= 1
     at, (rest, _, ended) = rests
     assert ended == "[DONE]"
-    counts = [int(count.rstrip("!")) for count in at.partition(".")[2].split("-")]
+    counts = [int(each.partition(":")[0]) for each in at.partition(".")[2].split("-")]
     for index, count in enumerate(counts):
         assert first[index][:count] + rest[index] == question.expected[index]
         assert first[index] == question.expected[index][: len(first[index])]

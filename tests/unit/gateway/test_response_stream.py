@@ -11,7 +11,7 @@ from msgspec.structs import replace as replace_struct
 from pagefleet.wire import Finish, Output, pack_ints
 from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.choice import Piece
-from pagefleet_gateway.errors import bad_request, unavailable
+from pagefleet_gateway.errors import ApiError, bad_request, unavailable
 from pagefleet_gateway.generation import Generation, Limits, resumed, ticket_of
 from pagefleet_gateway.link import News
 from pagefleet_gateway.model import ServedModel
@@ -167,6 +167,20 @@ def test_cut_behind_any_event(name: str, fields: dict[str, Any]) -> None:
     assert (had.count, had.finished) == (len(events), True)
 
 
+@pytest.mark.parametrize("text", ["Another text", "a"])
+def test_a_stream_that_would_go_on_as_another_fails(text: str) -> None:
+    """Once it comes to where its reader is; what the reader has of no token is made again."""
+    content = body(stream=True)
+    for identity, _ in streamed(content, "One text that is long")[:-1]:
+        (had,) = read_event_id(identity, SECRET, content, TENANT)[1].values()
+        if not had.digest:
+            assert streamed(content, text, last_id=identity)[-1][1]["type"] == "response.completed"
+            continue
+        with pytest.raises(ApiError) as caught:
+            streamed(content, text, last_id=identity)
+        assert (caught.value.status, caught.value.code) == (410, "gone")
+
+
 def test_output_in_its_order() -> None:
     answer = whole(understood(body()), THOUGHTS)
     assert [item["type"] for item in answer["output"]] == [
@@ -255,7 +269,7 @@ def test_a_failure_is_the_end_and_has_no_id() -> None:
         renderer = ResponseRenderer(answer, model(), "ticket")
         written = renderer.start() + renderer.events(answer.take(news_of(generation, PLAIN)[:2]))
         *before, (_, told), (_, failed) = parsed(written + renderer.failure(error))
-        assert [identity for identity, _ in before] == [
+        assert [identity.partition(":")[0] for identity, _ in before] == [
             f"ticket.{n}" for n in range(1, len(before) + 1)
         ]
         assert parsed(renderer.failure(error))[0][0] == ""

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 from typing import Any
+from zlib import crc32
 
 import pytest
 from msgspec.structs import replace
@@ -28,13 +29,13 @@ def understood(body: bytes, chat: bool) -> Generation:
     return understand(body, echo_model(), Limits(max_model_len=4096))
 
 
-def news_of(generation: Generation, draw: random.Random) -> list[News]:
+def news_of(generation: Generation, draw: random.Random, text: str = TEXT) -> list[News]:
     """What a scheduler sends for each choice that goes on, in pieces of any size."""
     news: list[News] = []
     width = generation.params.logprobs
     for submit in generation.unfinished:
         for choice in submit.choices:
-            tokens = list(f"{choice.index}{TEXT}".encode())
+            tokens = list(f"{choice.index}{text}".encode())
             at = 0
             while at < len(tokens) and not choice.finished:
                 piece = tokens[at : at + draw.randint(1, 9)]
@@ -48,7 +49,9 @@ def news_of(generation: Generation, draw: random.Random) -> list[News]:
     return news
 
 
-def events(body: bytes, chat: bool, last_id: str | None = None) -> list[tuple[str, Any]]:
+def events(
+    body: bytes, chat: bool, last_id: str | None = None, text: str = TEXT
+) -> list[tuple[str, Any]]:
     """(id, chunk) of the events of a stream, from the beginning or behind an id."""
     generation = understood(body, chat)
     if last_id is None:
@@ -61,7 +64,7 @@ def events(body: bytes, chat: bool, last_id: str | None = None) -> list[tuple[st
     answer = Answer(generation, echo_model())
     renderer = Renderer(answer, echo_model(), ticket)
     content = renderer.start()
-    news = news_of(generation, random.Random(random.randrange(2**32)))
+    news = news_of(generation, random.Random(random.randrange(2**32)), text)
     for item in news:
         if not answer.finished:
             content += renderer.events(answer.take([item]))
@@ -113,11 +116,29 @@ def test_cut_behind_any_event(chat: bool, fields: dict[str, Any]) -> None:
         assert {(each["id"], each["created"]) for _, each in rest} <= {(chunk["id"], 5)}
 
 
+@pytest.mark.parametrize("other", [TEXT[:3], "x" + TEXT[1:], TEXT[1:], TEXT[0] + "x" + TEXT[1:]])
+@pytest.mark.parametrize("fields", [{}, {"n": 2}, {"stop": ["END"]}])
+def test_a_stream_that_would_go_on_as_another_fails(fields: dict[str, Any], other: str) -> None:
+    """As where the only worker left computes other bits than the one that is gone."""
+    body = json.dumps({"prompt": "ab", "max_tokens": 999, "stream": True} | fields).encode()
+    for identity, _ in events(body, chat=False):
+        had = read_event_id(identity, SECRET, body, TENANT)[1].values()
+        at = [each.count for each in had if not each.finished]
+        spared = [
+            len(f"0{TEXT[:same]}".encode()) for same in range(4) if other[:same] == TEXT[:same]
+        ]
+        if max(at, default=0) <= spared[-1]:
+            continue
+        with pytest.raises(ApiError) as caught:
+            events(body, chat=False, last_id=identity, text=other)
+        assert (caught.value.status, caught.value.code) == (410, "gone")
+
+
 def test_the_seed_of_a_resumed_stream_is_the_first_one_s() -> None:
     body = json.dumps({"prompt": "ab", "stream": True}).encode()
     first = understood(body, chat=False)
     ticket = ticket_of(first, echo_model(), TENANT)
-    name = event_id(ticket.sign(SECRET, body), [position(3)])
+    name = event_id(ticket.sign(SECRET, body), [position(Had(3))])
     had = read_event_id(name, SECRET, body, TENANT)
     again = resumed(understood(body, chat=False), echo_model(), *had)
     assert again.params == first.params
@@ -129,10 +150,11 @@ def test_the_seed_of_a_resumed_stream_is_the_first_one_s() -> None:
 def test_what_cannot_be_resumed_is_said() -> None:
     body = json.dumps({"prompt": "ab", "stream": True, "n": 2}).encode()
     name = event_id(
-        Ticket("x", 0, "y", 1, "z", TENANT).sign(SECRET, body), [position(1), position(2, True)]
+        Ticket("x", 0, "y", 1, "z", TENANT).sign(SECRET, body),
+        [position(Had(1, 5)), position(Had(2, 6, True))],
     )
     ticket, had = read_event_id(name, SECRET, body, TENANT)
-    assert (ticket.answer, had) == ("x", {0: Had(1), 1: Had(2, True)})
+    assert (ticket.answer, had) == ("x", {0: Had(1, 5), 1: Had(2, 6, True)})
     for text, secret, sent, tenant, status in (
         (name, SECRET, body, b"other", 403),
         (name, b"other", body, TENANT, 410),
@@ -147,7 +169,7 @@ def test_what_cannot_be_resumed_is_said() -> None:
             read_event_id(text, secret, sent, tenant)
         assert caught.value.status == status, text
     with pytest.raises(ApiError) as caught:
-        resumed(understood(body, chat=False), echo_model(), ticket, {0: Had(1), 1: Had(2, True)})
+        resumed(understood(body, chat=False), echo_model(), ticket, {0: Had(1), 1: Had(2)})
     assert caught.value.status == 410
     assert "another model" in caught.value.message
     ticket = ticket_of(understood(body, chat=False), echo_model(), TENANT)
@@ -163,4 +185,5 @@ def test_unpacked_positions_count_tokens() -> None:
     chunks = events(body, chat=False)
     (had,) = read_event_id(chunks[-1][0], SECRET, body, TENANT)[1].values()
     news = news_of(understood(body, chat=False), random.Random(1))
-    assert had == Had(sum(len(unpack_ints(item.tokens)) for item in news), True)  # type: ignore[union-attr]
+    tokens = b"".join(item.tokens for item in news)  # type: ignore[union-attr]
+    assert had == Had(len(unpack_ints(tokens)), crc32(tokens), True)
