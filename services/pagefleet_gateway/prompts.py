@@ -1,7 +1,11 @@
 """Prompts of all forms as token ids. Tokenizing takes time: not for the event loop."""
 
+import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Final
+
+from msgspec import structs
 
 from pagefleet_gateway.errors import ApiError, bad_request
 from pagefleet_gateway.model import ServedModel
@@ -133,6 +137,33 @@ def chat_prompt(
         return model.encode_chat(conversation, bool(body.continue_final_message))
     except (PromptError, ChatTemplateError) as error:
         raise _refused(error, field) from error
+
+
+def newest_turns(
+    body: ChatBody, model: ServedModel, tools: list[dict[str, Any]] | None, field: str, room: int
+) -> list[int]:
+    """As `chat_prompt`, without the first turns: as few are left out as must be for `room` tokens.
+
+    What stands before the first message of a user stays, and the next is one of a user. Where no
+    turn could be left out or the last is too long for itself, the prompt is longer than `room`.
+    """
+    begins = [i for i, message in enumerate(body.messages) if message.role == "user"] or [0]
+    opening = body.messages[: begins[0]]
+
+    def prompt(begin: int) -> list[int]:
+        shortened = structs.replace(body, messages=[*opening, *body.messages[begin:]])
+        return chat_prompt(shortened, model, tools, field)
+
+    def length(begin: int) -> int:
+        try:
+            return len(prompt(begin))
+        except ApiError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            return sys.maxsize
+
+    fitting = bisect_left(begins, -room, key=lambda begin: -length(begin))
+    return prompt(begins[min(fitting, len(begins) - 1)])
 
 
 def _for_template(message: ChatMessage, field: str) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def understand_response(content: bytes, model: ServedModel, limits: Limits) -> G
         max_tokens_field="max_output_tokens",
         messages_field="input",
         ignored=[*parsed.ignored, *_ignored(body, model)],
+        drops_oldest=body.truncation == "auto",
         response=body,
     )
     return understand_conversation(conversation, model, limits)

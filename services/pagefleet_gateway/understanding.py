@@ -21,6 +21,7 @@ from pagefleet_gateway.prompts import (
     completion_prompts,
     continued,
     echoed,
+    newest_turns,
     predicted,
     truncated,
 )
@@ -36,6 +37,9 @@ from pagefleet_gateway.tools import ToolUse, tool_use
 DEFAULT_COMPLETION_TOKENS: Final = 16
 STREAM_WINDOW: Final = 256
 """Tokens of a choice that are generated ahead of a client that does not read."""
+
+ANSWER_SHARE: Final = 4
+"""One part in so many of the context is kept for an answer for which turns may be dropped."""
 
 _ID_PREFIXES: Final = {"completion": "cmpl-", "chat": "chatcmpl-", "response": "resp_"}
 
@@ -120,6 +124,8 @@ class Conversation:
     max_tokens_field: str
     messages_field: str
     ignored: list[str]
+    drops_oldest: bool = False
+    """What was said first may be left out, where there is no room for all."""
     response: ResponseBody | None = None
     """The body of `/v1/responses`, where `body` is what it means."""
 
@@ -137,8 +143,8 @@ def understand_conversation(
     if asked == 0:
         raise bad_request(f"{field} must be at least 1.", field)
     tools = _tools(body, model)
-    prompt = chat_prompt(body, model, tools.shown, conversation.messages_field)
-    prompts = truncated(body, [prompt], limits.max_model_len - either(asked, 1))
+    prompts = [_prompt(conversation, tools, model, limits)]
+    prompts = truncated(body, prompts, limits.max_model_len - either(asked, 1))
     fitting = limits.max_model_len - len(prompts[0])
     max_tokens = _room(prompts, conversation.messages_field, asked, field, fitting, limits)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -170,6 +176,16 @@ def understand_conversation(
         message=_message(tools, model, guided=structure is not None and not structure.free),
         keeps_special=tools.keeps_special,
     )
+
+
+def _prompt(
+    conversation: Conversation, tools: ToolUse, model: ServedModel, limits: Limits
+) -> list[int]:
+    body, field = conversation.body, conversation.messages_field
+    if not conversation.drops_oldest:
+        return chat_prompt(body, model, tools.shown, field)
+    answer = either(conversation.max_tokens, limits.max_model_len // ANSWER_SHARE)
+    return newest_turns(body, model, tools.shown, field, limits.max_model_len - answer)
 
 
 def _name(body: GenerationBody, limits: Limits) -> str:

@@ -349,3 +349,27 @@ def test_fields_of_responses_are_no_fields_of_chats() -> None:
         with pytest.raises(ApiError, match="does not belong to this route"):
             chat(**{name: value})
     assert chat(metadata={"a": "b"}, store=True).ignored == ["metadata", "store"]
+
+
+def test_the_oldest_turns_are_left_out_where_there_is_no_room() -> None:
+    opening, turns = [{"role": "developer", "content": "Be brief."}], []
+    for number in range(9):
+        call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+        output = {"type": "function_call_output", "call_id": "a", "output": "x" * (number * 9 % 50)}
+        turns.append([{"role": "user", "content": f"question {number}"}, call, output])
+
+    def prompt(kept: list[Any], room: int, **fields: Any) -> list[int]:
+        items = opening + [item for turn in kept for item in turn]
+        body = json.dumps({"input": items, "max_output_tokens": 10} | fields).encode()
+        return understand_response(body, model(), Limits(room + 10)).prompts[0]
+
+    newest = [prompt(turns[dropped:], 4000) for dropped in range(9)]
+    for room in (4000, *(len(each) + more for each in newest for more in (0, 1))):
+        fits = next(each for each in newest if len(each) <= room)
+        assert prompt(turns, room, truncation="auto") == fits
+    kept = prompt(turns, 1990, truncation="auto", max_output_tokens=None)
+    assert kept == next(each for each in newest if len(each) <= 1500)
+    for room, truncation in ((len(newest[-1]) - 1, "auto"), (len(newest[0]) - 1, "disabled")):
+        with pytest.raises(ApiError) as caught:
+            prompt(turns, room, truncation=truncation)
+        assert caught.value.code == "context_length_exceeded"
