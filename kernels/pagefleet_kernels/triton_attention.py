@@ -22,7 +22,6 @@ tokens and keys only: not on its batch, on chunking, or on prefill and decode.
 """
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -204,14 +203,12 @@ def _merge_kernel(
     split: tl.tensor,
     splits: tl.tensor,
     HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_TILE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     HEAD_TILE: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> None:
-    """One program per (token, key/value head): merge the splits that the token sees, in order."""
+    """One program per (token, head): merge the splits that the token sees, in order."""
     token = tl.program_id(0)
     if token >= tl.load(offsets + rows):
         return
@@ -222,20 +219,18 @@ def _merge_kernel(
     split = _split_of(start + row_length, splits, split, KEYS)
     position = start + token - row_begin
     oldest = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
-    lane = tl.arange(0, GROUP_TILE)
     dims = tl.arange(0, HEAD_TILE)
-    asked = lane < GROUP
-    mask = asked[:, None] & (dims < HEAD_SIZE)[None, :]
-    answers = token.to(tl.int64) * HEADS + tl.program_id(1) * GROUP + lane
-    sums = tl.zeros([GROUP_TILE, HEAD_TILE], tl.float32)
-    top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
-    mass = tl.zeros([GROUP_TILE], tl.float32)
-    for index in tl.range(oldest // split, position // split + 1, loop_unroll_factor=4):
+    mask = (dims < HEAD_SIZE)[None, :]
+    answers = token.to(tl.int64) * HEADS + tl.program_id(1) + tl.arange(0, 1)
+    sums = tl.zeros([1, HEAD_TILE], tl.float32)
+    top = tl.full([1], float("-inf"), tl.float32)
+    mass = tl.zeros([1], tl.float32)
+    for index in tl.range(oldest // split, position // split + 1, loop_unroll_factor=8):
         parts = answers * splits + index
         places = parts[:, None] * HEAD_SIZE + dims[None, :]
         part_sums = tl.load(split_sums + places, mask=mask, other=0.0)
-        part_top = tl.load(split_stats + parts * 2, mask=asked, other=0.0)
-        part_mass = tl.load(split_stats + parts * 2 + 1, mask=asked, other=1.0)
+        part_top = tl.load(split_stats + parts * 2)
+        part_mass = tl.load(split_stats + parts * 2 + 1)
         sums, top, mass = merge(sums, top, mass, part_sums, part_top, part_mass)
     result = (sums / mass[:, None]).to(output.dtype.element_ty)
     tl.store(output + answers[:, None] * HEAD_SIZE + dims[None, :], result, mask=mask)
@@ -297,7 +292,6 @@ def attention(
     group = heads // kv_heads
     constants = {
         "HEADS": heads,
-        "GROUP": group,
         "HEAD_SIZE": head_size,
         "HEAD_TILE": matrix_side(head_size),
         "KEYS": tiling.keys,
@@ -324,6 +318,7 @@ def attention(
         query.stride(0),
         key_cache.stride(0),
         tables.stride(0),
+        GROUP=group,
         BLOCK_SIZE=block_size,
         QUERIES=tiling.queries,
         CAPPED=softcap > 0,
@@ -337,7 +332,7 @@ def attention(
         **constants,
     )
     if concurrent:
-        _merge_kernel[(tokens, kv_heads)](
+        _merge_kernel[(tokens, heads)](
             split_sums,
             split_stats,
             starts,
@@ -346,8 +341,7 @@ def attention(
             rows,
             tiling.split,
             tiling.splits,
-            GROUP_TILE=triton.next_power_of_2(group),
-            num_warps=1 if group <= 4 else 4,
+            num_warps=1,
             **constants,
         )
     return output
