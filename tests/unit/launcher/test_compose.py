@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[3]
 COMPOSE = yaml.safe_load((ROOT / "compose/compose.yml").read_text())
 OBSERVE = yaml.safe_load((ROOT / "compose/observe.yml").read_text())["services"]
 GPU = yaml.safe_load((ROOT / "compose/gpu.yml").read_text())["services"]
+MACHINES = yaml.safe_load((ROOT / "compose/machines.yml").read_text())
+FAR = yaml.safe_load((ROOT / "compose/worker.yml").read_text())
 SERVICES = COMPOSE["services"]
 SETTINGS = {"gateway": GatewaySettings, "scheduler": SchedulerSettings, "worker": WorkerSettings}
 
@@ -123,6 +125,41 @@ def test_the_gpu_is_reserved_for_the_one_service_that_has_torch():
     assert SERVICES[name]["build"]["dockerfile"].endswith("Dockerfile.worker")
     [device] = worker["deploy"]["resources"]["reservations"]["devices"]
     assert device["capabilities"] == ["gpu"]
+
+
+def test_other_machines_meet_the_scheduler_at_the_port_that_it_opens_under_the_same_key():
+    near, far = MACHINES["services"]["scheduler"], FAR["services"]["worker"]
+    scheduler = parse(SchedulerSettings, near["command"], env={})
+    command = [re.sub(r"\$\{MAIN:.*?\}", "main", word) for word in far["command"]]
+    worker = parse(WorkerSettings, command, env={})
+    port = urlsplit(scheduler.listen_workers).port
+    assert near["ports"] == [f"{port}:{port}"]
+    assert worker.worker_endpoint == f"tcp://main:{port}"
+    for told, service, file in ((scheduler, near, MACHINES), (worker, far, FAR)):
+        [secret] = service["secrets"]
+        assert told.cell_key == f"/run/secrets/{secret}"
+        assert file["secrets"] == {secret: {"file": "cell.key"}}
+    usual = settings("scheduler")
+    assert scheduler.gateway_endpoint == usual.gateway_endpoint
+    assert scheduler.worker_endpoint == usual.worker_endpoint
+
+
+def test_a_worker_elsewhere_is_the_one_here_but_for_where_it_meets_the_scheduler():
+    far, near = FAR["services"]["worker"], SERVICES["worker"]
+    for same in ("build", "environment", "restart"):
+        assert far[same] == near[same]
+    assert far["command"][0] == near["command"][0]
+    assert far["volumes"] == [mount for mount in near["volumes"] if not mount.startswith("run:")]
+    prepare = FAR["services"]["prepare"]["extends"]
+    assert (ROOT / "compose" / prepare["file"]).is_file()
+    assert prepare["service"] in SERVICES
+    assert GPU.keys() <= FAR["services"].keys()
+
+
+def test_the_key_gets_into_no_commit_and_no_image():
+    assert "cell.key" in (ROOT / ".gitignore").read_text().splitlines()
+    copied = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"]
+    assert not any(line.startswith("!compose") for line in copied)
 
 
 def test_what_observes_is_given_files_that_exist():

@@ -1,5 +1,6 @@
 """What can be checked of the unit without systemd: that it fits what the launcher does."""
 
+import re
 import shlex
 from configparser import RawConfigParser
 from pathlib import Path
@@ -7,18 +8,23 @@ from pathlib import Path
 import pytest
 
 from pagefleet.notify import BEAT_SECONDS
-from pagefleet.settings import ServeSettings, parse
+from pagefleet.settings import ServeSettings, WorkerSettings, parse
 from pagefleet_launcher import serve
 
-UNIT = Path(__file__).parents[3] / "compose/pagefleet.service"
+COMPOSE = Path(__file__).parents[3] / "compose"
+
+
+def section(unit):
+    """What systemd is told of a service."""
+    parser = RawConfigParser(strict=False)
+    parser.optionxform = str
+    parser.read(COMPOSE / unit)
+    return parser["Service"]
 
 
 @pytest.fixture
 def service():
-    unit = RawConfigParser(strict=False)
-    unit.optionxform = str
-    unit.read(UNIT)
-    return unit["Service"]
+    return section("pagefleet.service")
 
 
 def test_it_starts_what_there_is(service):
@@ -38,3 +44,16 @@ def test_it_waits_for_the_first_word_and_then_for_each(service):
     assert service["Type"] == "notify"
     assert service["TimeoutStartSec"] == "infinity"
     assert float(service["WatchdogSec"]) >= 10 * BEAT_SECONDS
+
+
+def test_a_worker_is_told_by_variables_where_its_cell_is():
+    unit = section("pagefleet-worker.service")
+    program, command, *options = shlex.split(unit["ExecStart"])
+    assert (Path(program).name, command) == ("pagefleet", "worker")
+    text = (COMPOSE / "pagefleet-worker.service").read_text()
+    told = dict(re.findall(r"(PAGEFLEET_\w+)=(\S+?),?\s", text))
+    worker = parse(WorkerSettings, options, env=told)
+    assert worker.worker_endpoint.startswith("tcp://")
+    assert worker.cell_key is not None
+    assert (unit["Type"], unit["TimeoutStartSec"]) == ("notify", "infinity")
+    assert float(unit["WatchdogSec"]) >= 10 * BEAT_SECONDS
