@@ -51,6 +51,9 @@ _STEP_TOKENS = {"cpu": 512, "cuda": 2048}
 """That a step may hold by default: a GPU's products are at their best from so many rows on, and
 Python orders each kernel for more of them."""
 
+_LEAST_CAPABILITY = (8, 0)
+"""Of a GPU: older ones compute no bfloat16, and have less shared memory than the tiles take."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -300,6 +303,11 @@ def _choose_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise ModelError(f"There is no {name}: torch sees {count} CUDA devices, from cuda:0 on.")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+        raise ModelError(
+            f"{torch.cuda.get_device_name(device)} is too old for these kernels: they need compute "
+            "capability 8.0 (Ampere) or newer. Try --device cpu."
+        )
     return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else device
 
 

@@ -72,3 +72,14 @@ def test_a_device_that_is_not_there_is_refused(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ModelError, match=sentence):
         load_engine(prepared_model("llama"), WorkerSettings(device=device), lambda: None)
+
+
+def test_a_gpu_that_is_too_old_is_refused(
+    prepared_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    with pytest.raises(ModelError, match="Tesla T4 is too old"):
+        load_engine(prepared_model("llama"), WorkerSettings(device="cuda"), lambda: None)
