@@ -15,7 +15,7 @@ import msgspec
 import zmq
 
 from pagefleet.gate import Gate
-from pagefleet.transport import EndpointError, Hub, check_endpoint
+from pagefleet.transport import EndpointError, Hub, is_local
 
 
 class Tap:
@@ -26,7 +26,11 @@ class Tap:
     """
 
     def __init__(self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        check_endpoint(endpoint)
+        if not is_local(endpoint):
+            raise EndpointError(
+                f"{endpoint}: whoever reads a tap needs no key, so that it is for this machine "
+                "only; use ipc:// or a loopback address"
+            )
         self._socket = context.socket(zmq.PUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         try:

@@ -59,24 +59,33 @@ def check_endpoint(endpoint: str, key: CellKey | None = None) -> str:
     Raises:
         EndpointError: neither is so, or it is no address.
     """
+    if not is_local(endpoint) and key is None:
+        raise EndpointError(
+            f"{endpoint}: TCP beyond this machine is refused without a key, because it would be "
+            "open to everybody; give the cell's key by --cell-key (pagefleet keygen makes one), or "
+            "use ipc:// or a loopback address"
+        )
+    return endpoint
+
+
+def is_local(endpoint: str) -> bool:
+    """Whether traffic to `endpoint` stays on this machine.
+
+    Raises:
+        EndpointError: it is no address.
+    """
     url = urlsplit(endpoint)
-    if url.scheme == "ipc":
-        path = endpoint.removeprefix("ipc://")
-        if not path or len(os.fsencode(path)) > _MAX_IPC_PATH:
-            raise EndpointError(
-                f"{endpoint}: a Unix socket's path has 1 to {_MAX_IPC_PATH} bytes; "
-                "choose a shorter folder"
-            )
-        return endpoint
     if url.scheme == "tcp":
-        if key is None and url.hostname not in ("127.0.0.1", "::1", "localhost"):
-            raise EndpointError(
-                f"{endpoint}: TCP beyond this machine is refused without a key, because it would "
-                "be open to everybody; give the cell's key by --cell-key (pagefleet keygen makes "
-                "one), or use ipc:// or a loopback address"
-            )
-        return endpoint
-    raise EndpointError(f"{endpoint}: an endpoint begins with ipc:// or tcp://")
+        return url.hostname in ("127.0.0.1", "::1", "localhost")
+    if url.scheme != "ipc":
+        raise EndpointError(f"{endpoint}: an endpoint begins with ipc:// or tcp://")
+    path = endpoint.removeprefix("ipc://")
+    if not path or len(os.fsencode(path)) > _MAX_IPC_PATH:
+        raise EndpointError(
+            f"{endpoint}: a Unix socket's path has 1 to {_MAX_IPC_PATH} bytes; choose a shorter "
+            "folder"
+        )
+    return True
 
 
 class Hub:
@@ -95,9 +104,8 @@ class Hub:
         gate: Gate | None = None,
     ) -> None:
         asked = [endpoints] if isinstance(endpoints, str) else endpoints
-        remote = [
-            each for each in asked if _is_tcp(check_endpoint(each, gate.key if gate else None))
-        ]
+        key = gate.key if gate else None
+        remote = [each for each in asked if check_endpoint(each, key).startswith("tcp://")]
         self.socket = _prepare(context.socket(zmq.ROUTER))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -160,14 +168,13 @@ class Peer:
         context: "zmq.Context[zmq.Socket[bytes]]",
         key: CellKey | None = None,
     ) -> None:
-        check_endpoint(endpoint, key)
-        self._endpoint = endpoint
+        self._endpoint = check_endpoint(endpoint, key)
         self._refused = False
         self.socket = _prepare(context.socket(zmq.DEALER))
         self.socket.setsockopt(zmq.IDENTITY, os.urandom(16))
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        if _is_tcp(endpoint):
+        if endpoint.startswith("tcp://"):
             _prepare_tcp(self.socket, endpoint)
             if key is not None:
                 _use_key(self.socket, key)
@@ -219,10 +226,6 @@ class Peer:
             while True:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))["event"]
                 self._refused = bool(event & HANDSHAKE_FAILED)
-
-
-def _is_tcp(endpoint: str) -> bool:
-    return endpoint.startswith("tcp://")
 
 
 def _make_folder(endpoint: str) -> None:

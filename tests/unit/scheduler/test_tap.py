@@ -84,6 +84,10 @@ def test_it_may_be_closed_while_readers_are_in_arrears(
 
 
 def test_an_address_that_is_none_is_refused(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-    for address in ("nowhere", "tcp://0.0.0.0:5555", "ipc:///no/such/folder/tap"):
-        with pytest.raises(EndpointError):
+    for address, sentence in (
+        ("nowhere", "begins with ipc"),
+        ("tcp://0.0.0.0:5555", "a tap needs no key, so that it is for this machine only"),
+        ("ipc:///no/such/folder/tap", "cannot listen there"),
+    ):
+        with pytest.raises(EndpointError, match=sentence):
             Tap(address, context)

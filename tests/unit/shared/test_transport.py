@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
+from pagefleet.cell_key import CellKey
 from pagefleet.transport import MOST_AT_ONCE, EndpointError, Hub, Peer, check_endpoint
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -108,6 +109,9 @@ def test_who_comes_back_is_heard_though_the_old_connection_still_stands(
 def test_refused_addresses(endpoint: str, sentence: str) -> None:
     with pytest.raises(EndpointError, match=sentence):
         check_endpoint(endpoint)
+    if "beyond" not in sentence:  # a key does not make it one
+        with pytest.raises(EndpointError, match=sentence):
+            check_endpoint(endpoint, CellKey(bytes(32)))
 
 
 def test_a_taken_address(context: Context) -> None:
