@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagefleet_kernels.triton_fp8 import encode
-from pagefleet_kernels.triton_jit import jit
+from pagefleet_kernels.triton_jit import jit, jit_once_for
 from pagefleet_kernels.triton_tiling import Chip, chip_of
 
 _COPY_TILE = 2048
@@ -159,7 +159,7 @@ def _write_kernel(
     )  # fmt: skip
 
 
-@jit
+@jit_once_for("positions")
 def _rotary_write_kernel(
     query: tl.tensor,
     key: tl.tensor,

@@ -25,8 +25,8 @@ from pagefleet_worker.transfer import to_device
 
 
 def pack_rows(rows: Sequence[Row], padding_slot: int = 0, size: int = 0) -> NDArray[np.int64]:
-    """What `DeviceSlots.batch` needs to know of `rows`: slots [R], starts [R], offsets [R + 1], the
-    row of each token [T], ids [T].
+    """What `DeviceSlots.batch` needs to know of `rows`: slots [R], starts [R], offsets [R + 1], and
+    of each token the slot [T], the position [T], the id [T].
 
     Less than `size` tokens are padded to so many, by rows of one token, and the rows to as many by
     empty ones.
@@ -36,11 +36,14 @@ def pack_rows(rows: Sequence[Row], padding_slot: int = 0, size: int = 0) -> NDAr
     counts += [1] * padding
     counts += [0] * (size - len(counts))
     added = len(counts) - len(rows)
-    numbers = [row.number for row in rows] + [padding_slot] * added
-    starts = [row.start for row in rows] + [0] * added
+    numbers = np.array([row.number for row in rows] + [padding_slot] * added)
+    starts = np.array([row.start for row in rows] + [0] * added)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
     owners = np.repeat(np.arange(len(counts)), counts)
+    positions = np.arange(len(owners)) + (starts - offsets[:-1])[owners]
     ids = np.concatenate([*(row.tokens for row in rows), np.zeros(padding, np.int64)])
-    return np.concatenate([numbers, starts, [0], np.cumsum(counts), owners, ids]).astype(np.int64)
+    packed = np.concatenate([numbers, starts, offsets, numbers[owners], positions, ids])
+    return packed.astype(np.int64)
 
 
 class DeviceSlots:
@@ -93,23 +96,20 @@ class DeviceSlots:
         """The batch of what `pack_rows` packed, int64 on the device; orders no copy.
 
         Args:
-            packed: [3 * R + 1 + 2 * T].
+            packed: [3 * R + 1 + 3 * T].
             rows: R.
             width: M, at least the blocks that the longest row has.
         """
         sizes = [rows, rows, rows + 1, len(packed) - 3 * rows - 1]
         numbers, starts, offsets, of_tokens = torch.split(packed, sizes)
-        owners, ids = of_tokens.chunk(2)
-        positions = torch.arange(len(owners), device=packed.device)
-        positions = positions + (starts - offsets[:-1])[owners]
-        tables = self.tables[:, :width].index_select(0, numbers)
-        blocks = tables[owners, positions // self.block_size].long()
-        last = self.sampled[numbers[owners]].clamp(min=0)
+        owners, positions, ids = of_tokens.chunk(3)
+        blocks = self.tables[owners, positions // self.block_size]
+        last = self.sampled[owners].clamp(min=0)
         return Batch(
             ids=pad_rows(torch.where(ids == SAMPLED, last, ids)),
             positions=positions,
-            slots=blocks * self.block_size + positions % self.block_size,
-            tables=tables,
+            slots=torch.add(positions % self.block_size, blocks, alpha=self.block_size),
+            tables=self.tables[:, :width].index_select(0, numbers),
             starts=starts.to(torch.int32),
             offsets=offsets.to(torch.int32),
         )

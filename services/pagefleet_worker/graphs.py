@@ -113,7 +113,7 @@ class DecodeGraphs:
         return self._runs[size]()
 
     def _run_of(self, size: int, forward: Callable[[Batch], Tensor]) -> Run:
-        packed = self._rows[: 5 * size + 1]
+        packed = self._rows[: 6 * size + 1]
         width = self._slots.tables.shape[1]
         return lambda: forward(self._slots.batch(packed, size, width))
 
