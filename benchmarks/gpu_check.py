@@ -30,7 +30,7 @@ CHECKS = ("attention", "layers", "sampling")
 RATES = ("decode", "prefill", "sample")
 SLOW = ("step, graphs on", "step, graphs off", "step, invariant", "decode, fp8")
 
-LONGEST = 150.0
+LONGEST = 100.0
 """Seconds that a part may take."""
 
 LEAST = 15.0
