@@ -12,10 +12,11 @@ of the cell's peers. Where nobody answers there, nobody gets in (ZAP_ENFORCE_DOM
 Both are settings of a socket as it begins to listen, so that one socket listens behind the gate at
 TCP and without it at a Unix socket, which its folder guards.
 
-What a stranger can do still: open connections, of which each is closed within `HANDSHAKE_MS`, and
-keep libzmq's thread busy with them; more is for the network's own filters. A thread of its own
-answers libzmq and hears what became of connections, so that no peer waits for the scheduler, nor it
-for strangers, and writes one line in `QUIET_SECONDS` about those that were refused.
+What a stranger can do still: open connections, each of which is closed within `HANDSHAKE_MS`, keep
+libzmq's thread busy with them, and have it hold what they send in that time; against a crowd helps
+only a filter of the network's. A thread of its own answers libzmq and hears what became of
+connections, so that no peer waits for the scheduler, nor it for strangers, and writes one line in
+`QUIET_SECONDS` about those that were refused.
 """
 
 import logging
