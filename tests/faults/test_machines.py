@@ -180,6 +180,16 @@ def test_the_link_between_machines(tmp_path, echo_folder, questions, seconds, wa
 
 
 @pytest.mark.slow
+def test_a_thin_link_between_machines(tmp_path, echo_folder, questions):
+    """A quarter of a megabit, which plans and outputs fill."""
+    with Namespace().made() as namespace, namespace.slowed("256kbit"):
+        cell = spanning(tmp_path / "cell", echo_folder, namespace.address, namespace.inside)
+        with cell.running():
+            assert_exact(ask_both(cell, questions, tokens=150))
+            cell.settle()
+
+
+@pytest.mark.slow
 def test_a_death_in_another_machine_s_numbers(tmp_path, echo_folder, questions):
     """Nothing here has to do with the number that a far process has there: silence tells."""
     with Namespace().made() as namespace:

@@ -120,6 +120,14 @@ def test_a_folder_in_hugging_faces_layout(tmp_path, echo):
     assert Tokenizer.from_file(str(folder / "tokenizer.json")).encode("é").ids == list("é".encode())
 
 
+def test_another_machine_s_copy_is_the_same_model(tmp_path, echo):
+    here, there = (
+        prepare(str(hf_folder(tmp_path / where, echo)), tmp_path / f"{where}-cache")
+        for where in ("here", "there")
+    )
+    assert Manifest.load(here).fingerprint == Manifest.load(there).fingerprint
+
+
 def test_changed_weights_have_another_folder_and_fingerprint(tmp_path, echo):
     import numpy as np
 
