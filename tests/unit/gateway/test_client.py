@@ -50,7 +50,7 @@ def expected(choices: int, count: int) -> dict[int, list[int]]:
     return {c: [expected_token(PROMPT, c, p) for p in range(count)] for c in range(choices)}
 
 
-async def eventually(condition: object, seconds: float = 3.0) -> None:
+async def eventually(condition: object, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline
@@ -94,6 +94,23 @@ def test_a_scheduler_that_comes_late_or_again_is_not_noticed(scheduler: FakeSche
     first, second = scheduler.submits
     assert (first.attempt, second.attempt) == (1, 2)
     assert len(second.choices[0].tokens) > 5 * 4
+
+
+def test_it_says_once_that_nobody_answers(
+    scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pagefleet_gateway.client.ALONE_SECONDS", 0.1)
+
+    async def talk() -> None:
+        client = SchedulerClient(scheduler.endpoint)
+        async with client.running():
+            await eventually(lambda: "Requests wait: no scheduler answers at" in caplog.text)
+            with scheduler.started():
+                await eventually(lambda: client.health.scheduler)
+            await eventually(lambda: caplog.text.count("Requests wait") == 2)
+        assert "--gateway-endpoint" in caplog.text
+
+    asyncio.run(talk())
 
 
 def test_leaving_the_context_aborts(scheduler: FakeScheduler) -> None:
