@@ -46,6 +46,9 @@ def parted(output: Output, tokens: int) -> tuple[Output, Output]:
 def one_by_one(output: Output) -> Iterator[Output]:
     """Its tokens each by itself; the last has its end."""
     last = max(len(output.tokens) // 4, 1) - 1
+    if last == 0:
+        yield output
+        return
     for number in range(last + 1):
         yield msgspec.structs.replace(
             output,
