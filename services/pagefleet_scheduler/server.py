@@ -111,16 +111,6 @@ class Server:
         due = 1e3 * (self._scheduler.due - time.monotonic())
         readable = dict(self._poller.poll(ceil(max(min(due, TICK_MS), 0))))
         events: list[Event] = []
-        for fd in readable:
-            if fd in self._watch:
-                self._poller.unregister(fd)
-                peer = self._watch.end(fd)
-                events.append(Lost(peer))
-                if peer in self._leaving:
-                    self._leaving.remove(peer)
-                    log.info("a worker has left")
-                else:
-                    log.warning("a worker process has ended")
         for hub, decode in (
             (self._gateways, decode_from_gateway),
             (self._workers, decode_from_worker),
@@ -139,6 +129,16 @@ class Server:
                 elif isinstance(message, WorkerBye) and self._watch.of(peer) is not None:
                     self._leaving.add(peer)
                 events.append(Arrived(peer, message))
+        for fd in readable:  # after what was said: whoever leaves says so and ends
+            if fd in self._watch:
+                self._poller.unregister(fd)
+                peer = self._watch.end(fd)
+                events.append(Lost(peer))
+                if peer in self._leaving:
+                    self._leaving.remove(peer)
+                    log.info("a worker has left")
+                else:
+                    log.warning("a worker process has ended")
         return events
 
     def _meet(self, peer: bytes, hello: WorkerHello) -> None:
