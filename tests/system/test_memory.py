@@ -26,7 +26,7 @@ def some_requests(draw: random.Random) -> Requests:
                 logprobs=2,
             ),
         )
-        for _ in range(12)
+        for _ in range(24)
     ]
 
 

@@ -20,7 +20,7 @@ class Event(NamedTuple):
     time: float
 
 
-def wait_until(condition, seconds=10.0):
+def wait_until(condition, seconds=60.0):
     """The first true value of `condition()`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

@@ -24,7 +24,7 @@ def context() -> Iterator[Context]:
     context.destroy(linger=0)
 
 
-def wait_for(condition: object, seconds: float = 5.0) -> object:
+def wait_for(condition: object, seconds: float = 60.0) -> object:
     deadline = time.monotonic() + seconds
     while not (value := condition()) and time.monotonic() < deadline:  # type: ignore[operator]
         time.sleep(0.005)
