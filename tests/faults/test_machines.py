@@ -8,10 +8,12 @@ its own process numbers, as a container does.
 """
 
 import contextlib
+import itertools
 import random
 import socket
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -201,4 +203,40 @@ def test_a_death_in_another_machine_s_numbers(tmp_path, echo_folder, questions):
             assert_exact(answers)
             assert cell.scheduler.said("a worker process has ended") == 0
             assert max(answer.longest_gap for answer in answers) < 5
+            cell.settle()
+
+
+@pytest.mark.slow
+def test_troubles_of_all_kinds_at_random_times(tmp_path, echo_folder, questions):
+    seed = random.randrange(2**32)
+    print("troubles of seed", seed)
+    chance, done, struck = random.Random(seed), threading.Event(), Counter()
+    with Namespace().made() as namespace:
+        cell = spanning(tmp_path / "cell", echo_folder, namespace.address, namespace.inside)
+        troubles = {
+            "near worker": cell.workers[0].restart,
+            "far worker": cell.workers[1].restart,
+            "scheduler": cell.scheduler.restart,
+            "unplugged": lambda: namespace.unplug(chance.uniform(0.1, 3)),
+            "lost": lambda: namespace.lose(chance.uniform(0.1, 3)),
+        }
+
+        def make_trouble():
+            names = itertools.cycle(chance.sample([*troubles], len(troubles)))
+            while not done.wait(chance.uniform(0.2, 2)):
+                name = next(names)
+                troubles[name]()
+                struck[name] += 1
+
+        with cell.running():
+            trouble = threading.Thread(target=make_trouble)
+            trouble.start()
+            try:
+                answers = [a for _ in range(8) for a in ask_both(cell, questions, tokens=150)]
+            finally:
+                done.set()
+                trouble.join()
+            print(len(answers), "streams,", *struck.items())
+            assert_exact(answers)
+            assert struck.keys() == troubles.keys()
             cell.settle()
