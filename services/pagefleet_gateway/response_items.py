@@ -105,16 +105,17 @@ class OutputItems:
 
     def _call(self, call: CallDelta) -> Iterator[Event]:
         self._entries.clear()
-        item = self._open
-        if call.name is not None or not isinstance(item, FunctionCallItem):
-            item = FunctionCallItem(
+        if call.name is not None:
+            begun = FunctionCallItem(
                 id=self._id("fc"),
                 status="in_progress",
                 call_id=call_id(self._response, 0, call.index),
-                name=call.name or "",
+                name=call.name,
                 arguments="",
             )
-            yield from self._begin(item)
+            yield from self._begin(begun)
+        item = self._open
+        assert isinstance(item, FunctionCallItem)
         item.arguments += call.arguments
         yield ArgumentsDelta(output_index=self._index, item_id=item.id, delta=call.arguments)
 
