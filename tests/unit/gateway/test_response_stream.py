@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
 from pagefleet.wire import Finish, Output, pack_ints
@@ -179,6 +181,34 @@ def test_a_stream_that_would_go_on_as_another_fails(text: str) -> None:
         with pytest.raises(ApiError) as caught:
             streamed(content, text, last_id=identity)
         assert (caught.value.status, caught.value.code) == (410, "gone")
+
+
+CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
+NOTATION = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    CALL,
+    CALL[:9],
+    "a",
+    "é",
+    " ",
+    "\n",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(NOTATION), max_size=12), st.booleans(), st.randoms())
+def test_any_text_in_any_pieces(parts: list[str], shows: bool, draw: random.Random) -> None:
+    text, content = "".join(parts), body(stream=True, **LOGPROBS if shows else {})
+    events = streamed(content, text)
+    response = events[-1][1]["response"]
+    assert response == whole(understood(content), text)
+    assert put_together([event for _, event in events]) == response["output"] != []
+    cut = draw.randint(1, len(events))
+    rest = streamed(content, text, last_id=events[cut - 1][0])
+    assert [event for _, event in events[:cut] + rest] == [event for _, event in events]
 
 
 def test_output_in_its_order() -> None:
