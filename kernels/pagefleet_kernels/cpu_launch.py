@@ -105,7 +105,7 @@ class Kernel:
     def __init__(self, function: Callable[[Any], None], record: type[ctypes.Structure]) -> None:
         _cache_by_source()
         kind = numba.from_dtype(np.dtype(record))
-        with _alone():
+        with _alone(function):
             self._compiled = numba.cfunc(types.void(types.CPointer(kind)), cache=True)(function)
         self._address = self._compiled.address
         self._function = _SIGNATURE(self._address)
@@ -211,15 +211,16 @@ def _cache_by_source() -> None:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """While no other process compiles for the same cache.
+def _alone(function: Callable[[Any], None]) -> Iterator[None]:
+    """While no other process compiles a shape of the same kernel for the same cache.
 
-    Of two that add shapes of a kernel at once, numba's index would give one the other's code, and
-    so to every process that comes later: with six at once, for 18 of 360 shapes.
+    Of two that add shapes of a kernel at once, numba's index of it would give one the other's code,
+    and so to every process that comes later: with six at once, for 18 of 360 shapes.
     """
+    name = f"{function.__module__}.{function.__qualname__}.lock"
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # nothing can be written there, then
-            lock = stack.enter_context(pathlib.Path(numba.config.CACHE_DIR, "lock").open("w"))
+            lock = stack.enter_context(pathlib.Path(numba.config.CACHE_DIR, name).open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -11,6 +11,7 @@ from tests.processes import killed_in_the_end
 from tests.unit.launcher.conftest import wait_until
 
 COMPILE = "import torch; from pagefleet_kernels import cpu_cache; cpu_cache.warm_up(torch.float32)"
+LOCK = "pagefleet_kernels.cpu_cache._kernel.<locals>.cache_kernel.lock"
 
 
 def test_compiled_kernels_of_old_versions_are_removed(tmp_path):
@@ -23,18 +24,18 @@ def test_compiled_kernels_of_old_versions_are_removed(tmp_path):
     assert {*tmp_path.iterdir()} == {*versions[:7], versions[11]}
 
 
-def test_no_two_processes_compile_at_once(tmp_path):
+def test_no_two_processes_compile_a_kernel_at_once(tmp_path):
     """Of two, numba's cache may give one the other's code."""
     cache = tmp_path / "pagefleet" / "kernels" / cpu_launch.source_digest()
     cache.mkdir(parents=True)
     places = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    with (cache / "lock").open("w") as lock:
+    with (cache / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         compiling = subprocess.Popen([sys.executable, "-c", COMPILE], env=os.environ | places)
         with killed_in_the_end(compiling):
             waiting = f"-> FLOCK  ADVISORY  WRITE {compiling.pid} "
             wait_until(lambda: waiting in Path("/proc/locks").read_text(), seconds=60)
-            assert [*cache.iterdir()] == [cache / "lock"]
+            assert [*cache.iterdir()] == [cache / LOCK]
             fcntl.flock(lock, fcntl.LOCK_UN)
             assert compiling.wait(60) == 0
     assert [*cache.rglob("*.nbc")]
