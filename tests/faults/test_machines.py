@@ -163,80 +163,77 @@ def test_strangers_and_members_of_another_cell_disturb_nobody(machines, question
     assert machines.scheduler.said("refused") <= refused + 2
 
 
+@pytest.fixture
+def cabled(tmp_path, echo_folder):
+    """A cell whose far machine is at the other end of a cable, `cell.cable`."""
+    with Namespace().made() as namespace:
+        cell = spanning(tmp_path / "cell", echo_folder, namespace.address, namespace.inside)
+        cell.cable = namespace
+        with cell.running():
+            yield cell
+            cell.settle()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["unplug", "lose"])
 @pytest.mark.parametrize("seconds", [0.2, 2, 20])
-def test_the_link_between_machines(tmp_path, echo_folder, questions, seconds, way):
+def test_the_link_between_machines(cabled, questions, seconds, way):
     """Streams of the far gateway wait for it, those of the far worker go on at the near one."""
-    with Namespace().made() as namespace:
-        cell = spanning(tmp_path / "cell", echo_folder, namespace.address, namespace.inside)
-        trouble = threading.Thread(target=getattr(namespace, way), args=[seconds])
-        with cell.running():
-            watch = after(10, trouble.start)
-            answers = ask_both(cell, questions, watch, tokens=100 if seconds < 1 else 300)
-            trouble.join()
-            assert watch.struck
-            assert_exact(answers)
-            assert max(answer.longest_gap for answer in answers) < seconds + 5
-            cell.settle(10)
+    trouble = threading.Thread(target=getattr(cabled.cable, way), args=[seconds])
+    watch = after(10, trouble.start)
+    answers = ask_both(cabled, questions, watch, tokens=100 if seconds < 1 else 300)
+    assert watch.struck
+    trouble.join()
+    assert_exact(answers)
+    assert max(answer.longest_gap for answer in answers) < seconds + 5
+    cabled.settle(10)
 
 
 @pytest.mark.slow
-def test_a_thin_link_between_machines(tmp_path, echo_folder, questions):
+def test_a_thin_link_between_machines(cabled, questions):
     """A quarter of a megabit, which plans and outputs fill."""
-    with Namespace().made() as namespace, namespace.slowed("256kbit"):
-        cell = spanning(tmp_path / "cell", echo_folder, namespace.address, namespace.inside)
-        with cell.running():
-            assert_exact(ask_both(cell, questions, tokens=150))
-            cell.settle()
+    with cabled.cable.slowed("256kbit"):
+        assert_exact(ask_both(cabled, questions, tokens=150))
 
 
 @pytest.mark.slow
-def test_a_death_in_another_machine_s_numbers(tmp_path, echo_folder, questions):
+def test_a_death_in_another_machine_s_numbers(cabled, questions):
     """Nothing here has to do with the number that a far process has there: silence tells."""
-    with Namespace().made() as namespace:
-        cell = spanning(tmp_path / "cell", echo_folder, namespace.address, namespace.inside)
-        with cell.running():
-            watch = after(10, cell.workers[1].kill)
-            answers = ask_both(cell, questions, watch)
-            assert watch.struck
-            assert_exact(answers)
-            assert cell.scheduler.said("a worker process has ended") == 0
-            assert max(answer.longest_gap for answer in answers) < 5
-            cell.settle()
+    watch = after(10, cabled.workers[1].kill)
+    answers = ask_both(cabled, questions, watch)
+    assert watch.struck
+    assert_exact(answers)
+    assert cabled.scheduler.said("a worker process has ended") == 0
+    assert max(answer.longest_gap for answer in answers) < 5
 
 
 @pytest.mark.slow
-def test_troubles_of_all_kinds_at_random_times(tmp_path, echo_folder, questions):
+def test_troubles_of_all_kinds_at_random_times(cabled, questions):
     seed = random.randrange(2**32)
     print("troubles of seed", seed)
     chance, done, struck = random.Random(seed), threading.Event(), Counter()
-    with Namespace().made() as namespace:
-        cell = spanning(tmp_path / "cell", echo_folder, namespace.address, namespace.inside)
-        troubles = {
-            "near worker": cell.workers[0].restart,
-            "far worker": cell.workers[1].restart,
-            "scheduler": cell.scheduler.restart,
-            "unplugged": lambda: namespace.unplug(chance.uniform(0.1, 3)),
-            "lost": lambda: namespace.lose(chance.uniform(0.1, 3)),
-        }
+    troubles = {
+        "near worker": cabled.workers[0].restart,
+        "far worker": cabled.workers[1].restart,
+        "scheduler": cabled.scheduler.restart,
+        "unplugged": lambda: cabled.cable.unplug(chance.uniform(0.1, 3)),
+        "deaf": lambda: cabled.cable.lose(chance.uniform(0.1, 3)),
+    }
 
-        def make_trouble():
-            names = itertools.cycle(chance.sample([*troubles], len(troubles)))
-            while not done.wait(chance.uniform(0.2, 2)):
-                name = next(names)
-                troubles[name]()
-                struck[name] += 1
+    def make_trouble():
+        names = itertools.cycle(chance.sample([*troubles], len(troubles)))
+        while not done.wait(chance.uniform(0.2, 2)):
+            name = next(names)
+            troubles[name]()
+            struck[name] += 1
 
-        with cell.running():
-            trouble = threading.Thread(target=make_trouble)
-            trouble.start()
-            try:
-                answers = [a for _ in range(8) for a in ask_both(cell, questions, tokens=150)]
-            finally:
-                done.set()
-                trouble.join()
-            print(len(answers), "streams,", *struck.items())
-            assert_exact(answers)
-            assert struck.keys() == troubles.keys()
-            cell.settle()
+    trouble = threading.Thread(target=make_trouble)
+    trouble.start()
+    try:
+        answers = [a for _ in range(8) for a in ask_both(cabled, questions, tokens=150)]
+    finally:
+        done.set()
+        trouble.join()
+    print(len(answers), "streams,", *struck.items())
+    assert_exact(answers)
+    assert struck.keys() == troubles.keys()
