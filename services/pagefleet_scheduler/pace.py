@@ -4,13 +4,14 @@ A step that is ordered while another is under way begins without a pause, but wh
 order has to wait for the step after that. So the best moment is just before the worker needs it.
 How long a step takes is known from those of about its size; the shortest of the last few counts,
 because an order that is too early costs less than one that is too late. How much longer larger
-steps take also tells what drafts cost (`speculation`).
+steps take also tells what drafts cost (`speculation`), and how much of a prompt goes into a step.
 """
 
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
+from statistics import median
 
 from pagefleet.size_class import size_class
 from pagefleet_scheduler.flights import Flight
@@ -23,6 +24,9 @@ EARLY_AT_LEAST = 0.004
 
 _REMEMBERED = 4
 """Steps of each size."""
+
+_REMEMBERED_PROMPTS = 8
+"""Steps that computed some of a prompt."""
 
 _FRESH = 512
 """Steps after which what was learnt of a size is asked only if nothing newer is known."""
@@ -44,6 +48,8 @@ class Pace:
     def __init__(self) -> None:
         self._sizes: dict[tuple[int, bool], _Size] = {}
         """By class of size, and whether there is a sample for each token."""
+        self._prompts: deque[float] = deque(maxlen=_REMEMBERED_PROMPTS)
+        """Seconds a token of the latest steps that computed prompts."""
         self._count = 0
         self._landed = 0.0
 
@@ -51,9 +57,12 @@ class Pace:
         """The result of the oldest step under way is there."""
         if not flight.repeated:
             self._count += 1
+            seconds = now - self._began(flight)
             size = self._sizes.setdefault(_key(flight), _Size())
-            size.steps.append((now - self._began(flight), flight.tokens))
+            size.steps.append((seconds, flight.tokens))
             size.latest = self._count
+            if not flight.samples_all:
+                self._prompts.append(seconds / flight.tokens)
         self._landed = now
 
     def due(self, flight: Flight) -> float:
@@ -81,6 +90,14 @@ class Pace:
             return seconds * tokens / below
         above, longer = known[at]
         return seconds + (longer - seconds) * (tokens - below) / (above - below)
+
+    def tokens_within(self, seconds: float) -> float:
+        """Tokens of prompts that are computed in such a time, as in the latest steps at the median.
+
+        Infinite while none was computed.
+        """
+        usual = median(self._prompts) if self._prompts else 0.0
+        return seconds / usual if usual else inf
 
     def excuse(self, seconds: float) -> None:
         """For so long nothing could be heard."""

@@ -33,6 +33,13 @@ from pagefleet_scheduler.sequence import Sequence
 from pagefleet_scheduler.slots import SlotBook
 from pagefleet_scheduler.speculation import MOST, NO_DRAFTS_PAY, Speculation
 
+PROMPT_SECONDS = 1.0
+"""That a step may take for prompts: for so long, sequences that decode beside them get nothing, and
+whoever comes waits. Small models on a fast machine are limited by tokens, large ones by this."""
+
+LEAST_OF_PROMPTS = 64
+"""Tokens of prompts that a step may have however long they take: few cost as much as these."""
+
 
 class Planner:
     """The running sequences of one worker, its slots and its blocks."""
@@ -227,6 +234,7 @@ class Planner:
         able = [(sequence, pending) for sequence in sequences if (pending := sequence.pending) > 0]
         budget = self.worker.max_batched_tokens
         single = sum(pending == 1 for _, pending in able)
+        prompts = self._most_of_prompts() if single < len(able) else 0
         spare = self.worker.slots - len(able)  # logits for which a worker has memory
         price = self.speculation.price(single) if single == len(able) else NO_DRAFTS_PAY
         for sequence, pending in able:
@@ -236,6 +244,8 @@ class Planner:
             count = min(pending, max(budget - single, 1), budget)
             if count == 0:
                 break
+            if pending > 1 and (count := min(count, prompts)) == 0:
+                continue
             if self._make_writable(sequence, count, writer, preempted):
                 drafts = NO_DRAFTS
                 if count == pending and not (sequence.ahead or sequence.waits_for_others):
@@ -243,7 +253,13 @@ class Planner:
                     drafts = self.speculation.drafts(sequence, room, price)
                 writer.add_row(sequence, count, drafts)
                 budget -= count + len(drafts.tokens)
+                prompts -= count if pending > 1 else 0
                 spare -= len(drafts.tokens)
+
+    def _most_of_prompts(self) -> int:
+        """Tokens of prompts that the next step may have."""
+        fitting = max(self.pace.tokens_within(PROMPT_SECONDS), LEAST_OF_PROMPTS)
+        return int(min(fitting, self.worker.max_batched_tokens))
 
     def _room(self, sequence: Sequence) -> int:
         """Drafts for which a sequence has blocks already."""

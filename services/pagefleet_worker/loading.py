@@ -47,7 +47,7 @@ _DTYPES = {
     "float16": torch.float16,
 }
 
-_STEP_TOKENS = {"cpu": 512, "cuda": 2048}
+_STEP_TOKENS = {"cpu": 1024, "cuda": 2048}
 """That a step may hold by default: a GPU's products are at their best from so many rows on, and
 Python orders each kernel for more of them."""
 

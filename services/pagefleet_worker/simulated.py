@@ -17,7 +17,7 @@ from pagefleet_worker.interface import EngineFacts
 ECHO_CELLS = 1 << 16
 """Positions that an echo worker's pool holds by default."""
 
-STEP_TOKENS = 512
+STEP_TOKENS = 1024
 """That a step holds by default."""
 
 SIM_CELLS = 15_728

@@ -268,7 +268,7 @@ class WorkerSettings(CellSettings, ModelSettings):
         False, "order every kernel of a decode step on a GPU anew, not as one recorded CUDA graph"
     )
     max_num_batched_tokens: int | None = setting(
-        None, "tokens that one step may hold; 2048 on a GPU, 512 elsewhere", least=1
+        None, "tokens that one step may hold; 2048 on a GPU, 1024 elsewhere", least=1
     )
     max_model_len: int | None = setting(
         None, "tokens a sequence may have; as many as the model knows by default", least=1

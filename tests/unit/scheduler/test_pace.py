@@ -1,10 +1,12 @@
 """When the next step is ordered, and how long one takes."""
 
+from math import inf
+
 import pytest
 
 from pagefleet.wire import Plan, pack_ints
 from pagefleet_scheduler.flights import Flight, PlannedRow
-from pagefleet_scheduler.pace import _FRESH, EARLY, EARLY_AT_LEAST, Pace
+from pagefleet_scheduler.pace import _FRESH, _REMEMBERED_PROMPTS, EARLY, EARLY_AT_LEAST, Pace
 from pagefleet_scheduler.prompt_lookup import NO_DRAFTS
 
 
@@ -46,6 +48,27 @@ def test_short_steps_are_ordered_at_once() -> None:
 
 def test_one_slow_step_keeps_nobody_waiting() -> None:
     assert computed(0.02, 3.0, 0.02).due(flight(9.0)) < 9.02
+
+
+def test_how_much_of_a_prompt_is_computed_in_a_time() -> None:
+    """By the latest steps; one that took very long tells as little as two that came together."""
+    assert Pace().tokens_within(1.0) == inf
+    assert computed(0.0, 0.0).tokens_within(1.0) == inf
+    pace = computed(0.1, 30.0, 0.1, 0.0, 0.1, tokens=100)
+    assert pace.tokens_within(2.0) == pytest.approx(2000)
+    now = 40.0
+    for _ in range(_REMEMBERED_PROMPTS):
+        now += 0.5
+        pace.landed(flight(now - 0.5, 100), now)
+    assert pace.tokens_within(2.0) == pytest.approx(400)
+
+
+def test_steps_that_sample_behind_every_token_tell_nothing_of_prompts() -> None:
+    row = PlannedRow(None, 0, 0, 8, False, NO_DRAFTS)  # type: ignore[arg-type]
+    pace = computed(0.1)
+    for _ in range(_REMEMBERED_PROMPTS):
+        pace.landed(Flight(flight(5.0).plan, [row], 5.0), 6.0)
+    assert pace.tokens_within(1.0) == pytest.approx(80)
 
 
 def test_what_became_slower_is_noticed() -> None:

@@ -20,7 +20,7 @@ from pagefleet.wire import (
 from pagefleet_scheduler import decoding
 from pagefleet_scheduler.beam import BeamSearch
 from pagefleet_scheduler.flights import ResultError
-from pagefleet_scheduler.planner import Planner
+from pagefleet_scheduler.planner import LEAST_OF_PROMPTS, PROMPT_SECONDS, Planner
 from pagefleet_scheduler.sequence import Request, Sequence
 
 SIZE = 4
@@ -110,6 +110,25 @@ def test_a_decode_keeps_its_token_beside_a_prefill(arrive: Arrivals) -> None:
     worker.admit(arrive(30))
     worker.admit(arrive(1))
     assert rows(plan_of(worker)) == [(0, 2, 1, 1), (1, 0, 6, 0), (2, 0, 1, 1)]
+
+
+@pytest.mark.parametrize(("fitting", "chunk"), [(100, 100), (1, LEAST_OF_PROMPTS), (9999, 250)])
+def test_slow_prompts_go_in_shorter_chunks(arrive: Arrivals, fitting: int, chunk: int) -> None:
+    """As many tokens as fit into a time; who decodes beside them gets a token in any case."""
+    worker = planner(blocks=200, budget=300, lookahead=False)
+    worker.admit(arrive(2))
+    plan_of(worker)
+    worker.pace.landed(worker.flights[0], 2 * PROMPT_SECONDS / fitting)
+    answer(worker, 50)
+    for prompt in (250, 250, 1):
+        worker.admit(arrive(prompt))
+    rest = [(2, 0, 48, 0)] if chunk == 250 else []
+    assert rows(plan_of(worker)) == [
+        (0, 2, 1, 1),
+        (1, 0, chunk, int(chunk == 250)),
+        *rest,
+        (3, 0, 1, 1),
+    ]
 
 
 def test_lookahead_feeds_what_is_still_to_be_sampled(arrive: Arrivals) -> None:

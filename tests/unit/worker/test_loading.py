@@ -33,7 +33,7 @@ def test_a_gpu_computes_in_16_bits_unless_told_otherwise(
 
 @pytest.mark.parametrize(
     ("device", "wanted", "tokens"),
-    [("cpu", None, 512), ("cuda", None, 2048), ("cuda:1", None, 2048), ("cuda", 64, 64)],
+    [("cpu", None, 1024), ("cuda", None, 2048), ("cuda:1", None, 2048), ("cuda", 64, 64)],
 )
 def test_a_gpu_takes_larger_steps_unless_told_otherwise(
     device: str, wanted: int | None, tokens: int
