@@ -5,7 +5,9 @@ as fast as two, and the second thread then only keeps a core from the gateway an
 waits at barriers while they have it. What a thread gains depends on the machine, the model, the
 batch and the neighbours of the moment, so it is tried: now and then a few steps run on half or
 twice as many threads, and what was faster is kept (hill climbing). Trials that were lost make the
-next ones rarer.
+next ones rarer. The more tokens a step has, the more there is to compute for each weight that is
+read, and the more a thread gains: a trial of fewer that was lost stands for those of larger steps,
+of which one would keep streams waiting for a second.
 
 The number of threads never changes a result (see `pagefleet_kernels.cpu_launch`).
 """
@@ -51,17 +53,18 @@ class Climb:
         """For the next step."""
         return self._trial or self._settled
 
-    def took(self, seconds: float) -> None:
-        """A step on `threads` threads is done."""
+    def took(self, seconds: float) -> bool:
+        """A step on `threads` threads is done; whether it ended a trial."""
         self._seconds.append(seconds)
         if self._trial is not None:
             if len(self._seconds) == 2 * _TRIAL_STEPS or self._hopeless(self._trial):
                 self._judge(self._trial)
-            return
+            return self._trial is None
         self._seconds = self._seconds[-_TRIAL_STEPS:]
         self._left -= 1
         if self._left <= 0 and self._most > 1:
             self._trial = self._neighbour()
+        return False
 
     def _neighbour(self) -> int:
         """Half or twice as many threads, in turns as far as there are both."""
@@ -87,6 +90,18 @@ class Climb:
             self._patience = min(2 * self._patience, _PATIENCE[1])
         self._trial, self._left, self._seconds = None, self._patience, []
 
+    @property
+    def lost_with_fewer(self) -> int:
+        """Steps that are to pass before fewer threads are tried again; 0 if they did not lose."""
+        return (
+            self._patience if self._settled == self._most and self._patience > _PATIENCE[0] else 0
+        )
+
+    def put_off(self, steps: int) -> None:
+        """Begin no trial of fewer threads within so many steps."""
+        if self._settled == self._most:
+            self._left = max(self._left, steps)
+
 
 class Team:
     """The threads that compute steps."""
@@ -98,8 +113,24 @@ class Team:
     @contextmanager
     def at_work(self, tokens: int) -> Iterator[None]:
         """Computes a step of so many tokens."""
-        climb = self._climbs.setdefault(size_class(tokens), Climb(self._most))
-        torch.set_num_threads(climb.threads)
+        torch.set_num_threads(self.threads(tokens))
         began = time.perf_counter()
         yield
-        climb.took(time.perf_counter() - began)
+        self.took(tokens, time.perf_counter() - began)
+
+    def threads(self, tokens: int) -> int:
+        """For the next step of so many tokens."""
+        size = size_class(tokens)
+        if size not in self._climbs:
+            climb = self._climbs[size] = Climb(self._most)
+            smaller = (each for known, each in self._climbs.items() if known < size)
+            climb.put_off(max((each.lost_with_fewer for each in smaller), default=0))
+        return self._climbs[size].threads
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """A step of so many tokens on `threads` threads is done."""
+        size = size_class(tokens)
+        if self._climbs[size].took(seconds):
+            lost = self._climbs[size].lost_with_fewer
+            for larger in (each for known, each in self._climbs.items() if known > size):
+                larger.put_off(lost)

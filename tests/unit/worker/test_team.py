@@ -90,6 +90,27 @@ def test_a_single_slow_step_changes_nothing(rng: random.Random) -> None:
     assert climb.threads == 2
 
 
+def test_what_lost_at_small_steps_is_not_tried_at_large_ones() -> None:
+    """Whether these come later, or are known already."""
+    team, tried = Team(2), Counter[int]()
+    for tokens in [8] * 20 + [512, 8, 8, 8, 1024, 8] * 300:
+        threads = team.threads(tokens)
+        tried[tokens] += threads == 1
+        team.took(tokens, tokens / threads)
+    assert tried[8] > 3
+    assert tried[512] == tried[1024] == 0
+
+
+def test_what_gains_at_small_steps_is_tried_at_large_ones_too() -> None:
+    team, tried = Team(2), Counter[int]()
+    for tokens in [8, 512] * 300:
+        threads = team.threads(tokens)
+        tried[tokens] += threads == 1
+        team.took(tokens, 1.0 if tokens == 8 else tokens / threads)
+    assert tried[8] > 200
+    assert tried[512] > 1
+
+
 def test_a_step_runs_on_as_many_threads_as_were_settled_on() -> None:
     team, before = Team(2), torch.get_num_threads()
     used = set()
