@@ -62,5 +62,5 @@ def test_equal_to_transformers(case: Callable[[str], Case], name: str, setting: 
         for choice, beam in enumerate(beams):
             assert client.tokens[choice] == beam.tokens
             assert client.scores[choice] == pytest.approx(beam.score, abs=1e-4)
-    assert compared >= 0.75 * PROMPTS
+    assert compared >= PROMPTS - 2  # the first prompt, if its beams are near a tie, is the last too
     assert (cell.planner.preemptions > 0) == (setting.blocks < LARGE_POOL)
