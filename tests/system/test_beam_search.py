@@ -10,7 +10,8 @@ from pagefleet.params import SamplingParams
 from tests.models import VARIANTS
 from tests.system.conftest import SMOLLM2, Case
 
-PROMPTS = 5
+PROMPTS = 8
+"""Two of them are the same: without them, if their beams are near a tie, enough are left."""
 LARGE_POOL = 400
 
 
@@ -62,5 +63,5 @@ def test_equal_to_transformers(case: Callable[[str], Case], name: str, setting: 
         for choice, beam in enumerate(beams):
             assert client.tokens[choice] == beam.tokens
             assert client.scores[choice] == pytest.approx(beam.score, abs=1e-4)
-    assert compared >= PROMPTS - 2  # the first prompt, if its beams are near a tie, is the last too
+    assert compared >= 0.75 * PROMPTS
     assert (cell.planner.preemptions > 0) == (setting.blocks < LARGE_POOL)
