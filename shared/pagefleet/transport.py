@@ -7,7 +7,8 @@ of 300 ms); a blocking send to one full peer stalls all others (sends never bloc
 lost one); a second connection with a known identity is ignored for ever, though it answers
 heartbeats: a peer that comes back before its old connection is known to be closed, after the hub
 was stopped for a second, would never be heard again (ROUTER_HANDOVER; identities are random per
-start).
+start); a connection that ended for what the other end said (it has another key, is another service
+that was given the port, sent too large a frame) is never made again (peers do it themselves).
 
 A frame is one message. An address beyond the machine needs the cell's key (cell_key.py), with which
 all TCP is encrypted and lets in only who has it too (gate.py); Unix sockets need none, and loopback
@@ -17,6 +18,7 @@ that is not made, or a handshake that is not answered, within seconds, and tries
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -42,9 +44,18 @@ them it is to say that it lives, and to answer workers.
 """
 
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 300, 900
+_RENEWAL_SECONDS = 0.5  # that a lost connection waits for libzmq to make it again
 _CONNECT_MS = 1000  # for which TCP may try to connect: it would wait twice as long each time
 _BACKLOG = 2048  # connections at TCP that wait to be accepted: strangers may come in crowds
 _MAX_IPC_PATH = 107
+
+_FATE = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+)
+"""What can become of a peer's connection, beside a handshake that fails."""
 
 _Socket: TypeAlias = "zmq.Socket[bytes]"
 
@@ -170,6 +181,8 @@ class Peer:
     ) -> None:
         self._endpoint = check_endpoint(endpoint, key)
         self._refused = False
+        self._lost: float | None = None
+        """When the connection ended, if nobody makes it again."""
         self.socket = _prepare(context.socket(zmq.DEALER))
         self.socket.setsockopt(zmq.IDENTITY, os.urandom(16))
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -178,7 +191,7 @@ class Peer:
             _prepare_tcp(self.socket, endpoint)
             if key is not None:
                 _use_key(self.socket, key)
-        self._monitor = watch(self.socket, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED)
+        self._monitor = watch(self.socket, _FATE)
         try:
             self.socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -221,11 +234,20 @@ class Peer:
         self._monitor.close()
 
     def _learn(self) -> None:
-        """Take in what became of the attempts to connect."""
+        """Take in what became of the attempts to connect; make another if libzmq makes none."""
         with contextlib.suppress(zmq.Again):
             while True:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))["event"]
-                self._refused = bool(event & HANDSHAKE_FAILED)
+                if event == zmq.EVENT_DISCONNECTED:
+                    self._lost = time.monotonic()
+                elif event == zmq.EVENT_CONNECT_RETRIED:
+                    self._lost = None
+                else:
+                    self._refused = bool(event & HANDSHAKE_FAILED)
+        if self._lost is not None and time.monotonic() - self._lost >= _RENEWAL_SECONDS:
+            self._lost = None
+            self.socket.disconnect(self._endpoint)
+            self.socket.connect(self._endpoint)
 
 
 def _make_folder(endpoint: str) -> None:

@@ -52,6 +52,17 @@ class Cell:
         stranger.setsockopt(zmq.LINGER, 0)
         return self._opened.enter_context(closing(stranger))
 
+    def insist(self, stranger: zmq.Socket[bytes], endpoint: str, times: int = 5) -> None:
+        """Have a stranger connect, and say something if it can, again and again.
+
+        By itself it would give up a connection that is refused in words.
+        """
+        for _ in range(times):
+            stranger.connect(endpoint)
+            with suppress(zmq.Again):
+                stranger.send(b"stranger", zmq.DONTWAIT)
+            time.sleep(0.05)
+
     def hear(self) -> list[bytes]:
         """All frames so far."""
         self.heard += [frame for _, frame in self.hub.receive()]
@@ -99,6 +110,33 @@ RUBBISH = {
     "ready at once": greeting(b"\x03\x01", b"CURVE") + b"\x04\x06\x05READY\0\x08stranger",
     "a false hello": greeting(b"\x03\x01", b"CURVE") + b"\x04\xc8\x05HELLO\x01\0" + bytes(192),
 }
+
+
+FALSE_ANSWERS = {
+    **RUBBISH,
+    "refused in words": greeting(b"\x03\x01", b"CURVE", True) + b"\x04\x0a\x05ERROR\x03400",
+    "refused without a key": greeting(b"\x03\x01", b"NULL") + b"\x04\x0a\x05ERROR\x03400",
+    "ready at once, as a hub": greeting(b"\x03\x01", b"CURVE", True) + b"\x04\x06\x05READY",
+    "no hub": greeting(b"\x03\x01", b"NULL") + b"\x04\x1a\x05READY\x0bSocket-Type\0\0\0\x03PUB",
+}
+"""What somebody else may say to a peer at the hub's address."""
+
+
+class Impostor:
+    """Has the address of a hub, and something false to say there."""
+
+    def __init__(self, host: str, says: bytes) -> None:
+        self._listener = socket.create_server((host, 0))
+        self._says = says
+        self.endpoint = f"tcp://{host}:{self._listener.getsockname()[1]}"
+
+    def answer(self) -> None:
+        """Wait for one who connects, answer, and wait until it leaves or says no more; then go."""
+        with self._listener, self._listener.accept()[0] as peer, suppress(OSError):
+            peer.settimeout(0.2)
+            peer.sendall(self._says)
+            while peer.recv(65536):
+                pass
 
 
 class Relay:

@@ -51,8 +51,7 @@ def test_an_order_in_which_addresses_are_named_opens_none(cell: Cell, tmp_path: 
     with closing(Hub(order, cell.context, cell.gate)) as hub:
         endpoint = hub.socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
         stranger, member = cell.stranger(), cell.peer(cell.key, endpoint)
-        stranger.connect(endpoint)
-        stranger.send(b"stranger")
+        cell.insist(stranger, endpoint)
         assert wait_for(lambda: member.send(b"member"))
         assert wait_for(lambda: [frame for _, frame in hub.receive()]) == [b"member"]
         assert not hub.socket.poll(100)
@@ -63,7 +62,6 @@ def test_who_lacks_the_key_is_refused(
     cell: Cell, knows: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     stranger = cell.stranger()
-    stranger.setsockopt(zmq.RECONNECT_IVL, 20)
     own = os.urandom(32)
     hub = CellKey(os.urandom(32)).hub if knows == "another cell" else cell.key.hub
     if knows == "public keys":  # of the hub and of the peers
@@ -74,11 +72,10 @@ def test_who_lacks_the_key_is_refused(
         stranger.setsockopt(zmq.CURVE_SECRETKEY, zmq.utils.z85.encode(own))
         stranger.setsockopt(zmq.CURVE_PUBLICKEY, public_key(own))
         stranger.setsockopt(zmq.CURVE_SERVERKEY, public_key(hub))
-    stranger.connect(cell.endpoint)
-    stranger.send(b"stranger")
+    cell.insist(stranger, cell.endpoint, times=1)
     assert cell.answers(cell.peer(cell.key))
     assert wait_for(lambda: "refused 1 connections" in caplog.text)
-    time.sleep(0.3)  # in which it tries again, many times
+    cell.insist(stranger, cell.endpoint)
     assert caplog.text.count("refused") == 1
     assert b"stranger" not in cell.hear()
 

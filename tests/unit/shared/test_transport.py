@@ -12,7 +12,16 @@ import pytest
 import zmq
 
 from pagefleet.cell_key import CellKey
-from pagefleet.transport import MOST_AT_ONCE, EndpointError, Hub, Peer, check_endpoint
+from pagefleet.gate import Gate
+from pagefleet.transport import (
+    MAX_FRAME_BYTES,
+    MOST_AT_ONCE,
+    EndpointError,
+    Hub,
+    Peer,
+    check_endpoint,
+)
+from tests.unit.shared.gated import FALSE_ANSWERS, HOST, Impostor
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -93,6 +102,45 @@ def test_who_comes_back_is_heard_though_the_old_connection_still_stands(
         assert hub.send(identity, b"welcome")
         assert new.poll(5000)
         assert new.recv() == b"welcome"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", HOST])
+def test_whoever_met_somebody_else_at_the_hubs_address_joins_it_later(host: str) -> None:
+    """Libzmq connects no more where it was answered what it cannot take."""
+    key = CellKey(os.urandom(32)) if host == HOST else None
+    impostors = {name: Impostor(host, says) for name, says in FALSE_ANSWERS.items()}
+    endpoints = [impostor.endpoint for impostor in impostors.values()]
+    with zmq.Context() as context, ExitStack() as stack:
+        waiting = {name: Peer(each.endpoint, context, key) for name, each in impostors.items()}
+        for name, impostor in impostors.items():
+            stack.enter_context(closing(waiting[name]))
+            impostor.answer()
+        gate = stack.enter_context(closing(Gate(key, context))) if key else None
+        hub = stack.enter_context(closing(Hub(endpoints, context, gate)))
+        if gate:
+            gate.start()
+        assert wait_for(lambda: not _join(waiting)), list(waiting)
+        assert wait_for(hub.receive)
+
+
+def _join(waiting: dict[str, Peer]) -> dict[str, Peer]:
+    """Take out those that have a connection now."""
+    for name in [name for name, peer in waiting.items() if peer.send(b"here")]:
+        del waiting[name]
+    return waiting
+
+
+def test_who_was_sent_too_large_a_frame_comes_back(context: Context, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/hub.sock"
+    with closing(Hub(endpoint, context)) as hub, closing(Peer(endpoint, context)) as peer:
+        assert wait_for(lambda: peer.send(b"here"))
+        ((identity, _),) = wait_for(hub.receive)  # type: ignore[misc]
+        assert hub.send(identity, bytes(MAX_FRAME_BYTES + 1))
+        assert wait_for(lambda: not peer.send(b"still"))
+        assert wait_for(lambda: peer.send(b"again"))
+        assert wait_for(lambda: (identity, b"again") in hub.receive())
+        assert hub.send(identity, b"smaller")
+        assert wait_for(peer.receive) == [b"smaller"]
 
 
 @pytest.mark.parametrize(
