@@ -34,8 +34,15 @@ from pagefleet_scheduler.slots import SlotBook
 from pagefleet_scheduler.speculation import MOST, NO_DRAFTS_PAY, Speculation
 
 PROMPT_SECONDS = 1.0
-"""That a step may take for prompts: for so long, sequences that decode beside them get nothing, and
-whoever comes waits. Small models on a fast machine are limited by tokens, large ones by this."""
+"""That a step may take for prompts: for so long, whoever comes waits. Small models on a fast
+machine are limited by tokens, large ones by this."""
+
+SECONDS_BESIDE = 0.15
+"""The same beside sequences that decode: for so long they get nothing. But a step may take"""
+
+SHARE_BESIDE = 1 / 3
+"""such a share of all prompts, if that is more. Each step has a token for all that decode, so that
+many small ones would delay the last prompt of a crowd."""
 
 LEAST_OF_PROMPTS = 64
 """Tokens of prompts that a step may have however long they take: few cost as much as these."""
@@ -234,9 +241,10 @@ class Planner:
         able = [(sequence, pending) for sequence in sequences if (pending := sequence.pending) > 0]
         budget = self.worker.max_batched_tokens
         single = sum(pending == 1 for _, pending in able)
-        prompts = self._most_of_prompts() if single < len(able) else 0
+        waiting = sum(pending for _, pending in able) - single
+        prompts = self._most_of_prompts(waiting, single > 0) if waiting else 0
         spare = self.worker.slots - len(able)  # logits for which a worker has memory
-        price = self.speculation.price(single) if single == len(able) else NO_DRAFTS_PAY
+        price = self.speculation.price(single) if not waiting else NO_DRAFTS_PAY
         for sequence, pending in able:
             single -= pending == 1
             if sequence.slot is None:
@@ -256,10 +264,16 @@ class Planner:
                 prompts -= count if pending > 1 else 0
                 spare -= len(drafts.tokens)
 
-    def _most_of_prompts(self) -> int:
-        """Tokens of prompts that the next step may have."""
-        fitting = max(self.pace.tokens_within(PROMPT_SECONDS), LEAST_OF_PROMPTS)
-        return int(min(fitting, self.worker.max_batched_tokens))
+    def _most_of_prompts(self, waiting: int, beside: bool) -> int:
+        """Tokens of prompts, of those `waiting`, that the next step may have.
+
+        `beside`: there are sequences that decode.
+        """
+        fitting = self.pace.tokens_within(PROMPT_SECONDS)
+        if beside:
+            short = self.pace.tokens_within(SECONDS_BESIDE)
+            fitting = min(fitting, max(short, waiting * SHARE_BESIDE))
+        return int(min(max(fitting, LEAST_OF_PROMPTS), self.worker.max_batched_tokens))
 
     def _room(self, sequence: Sequence) -> int:
         """Drafts for which a sequence has blocks already."""

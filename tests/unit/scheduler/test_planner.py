@@ -131,6 +131,34 @@ def test_slow_prompts_go_in_shorter_chunks(arrive: Arrivals, fitting: int, chunk
     ]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "decoding", "chunk"),
+    [
+        (300, False, 300),
+        (300, True, 150),
+        (900, True, 300),
+        (5000, True, 1000),
+        (5000, False, 1000),
+    ],
+)
+def test_prompts_go_in_shorter_chunks_beside_those_that_decode(
+    arrive: Arrivals, prompt: int, decoding: bool, chunk: int
+) -> None:
+    """A thousand tokens take a second here: a chunk takes 0.15, or a third of what waits."""
+    worker = planner(blocks=2000, budget=2000, lookahead=False)
+    first = arrive(2)
+    worker.admit(first)
+    plan_of(worker)
+    worker.pace.landed(worker.flights[0], 0.002)
+    answer(worker, 50)
+    if not decoding:
+        worker.remove(first)
+    worker.admit(arrive(prompt))
+    *beside, row = rows(plan_of(worker))
+    assert row[1:3] == (0, chunk)
+    assert len(beside) == decoding
+
+
 def test_lookahead_feeds_what_is_still_to_be_sampled(arrive: Arrivals) -> None:
     worker = planner()
     worker.admit(arrive(2))
