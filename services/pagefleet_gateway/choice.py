@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from pagefleet.params import SamplingParams
-from pagefleet.wire import Finish, Output, unpack_ints
+from pagefleet.wire import Finish, Numerics, Output, unpack_ints
 from pagefleet_gateway.detokenizer import Detokenizer
 from pagefleet_gateway.logprobs import TokenEntry, unpacked
 from pagefleet_gateway.stop import StopStrings
@@ -89,6 +89,8 @@ class Choice:
         """Tokens generated, that of a stop string included."""
         self.digest = 0
         """Their CRC-32."""
+        self.numerics: Numerics = 0
+        """That the latest of them were computed in."""
         self.finished = False
         self.cut = False
         """A stop string ended it, which whoever generates does not know of."""
@@ -104,6 +106,7 @@ class Choice:
     def push(self, output: Output) -> Piece:
         """Take the next tokens in; the choice is not finished."""
         piece = Piece()
+        self.numerics = output.numerics
         tokens = unpack_ints(output.tokens)
         if self._by_token:
             self._push_each(tokens, output, piece)

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import structs
 
 from pagefleet.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
-from pagefleet.wire import ChoiceState, Submit
+from pagefleet.wire import Submit
 from pagefleet_gateway.errors import http_error
 from pagefleet_gateway.message import MessageForm
 from pagefleet_gateway.model import ServedModel
@@ -154,10 +154,7 @@ def resumed(
         structs.replace(
             submit,
             params=params,
-            choices=[
-                ChoiceState(choice.index, finished=had[choice.index].finished)
-                for choice in submit.choices
-            ],
+            choices=[had[choice.index].state(choice.index) for choice in submit.choices],
             continues=request_id(ticket.run, number),
         )
         for number, submit in enumerate(generation.submits)

@@ -118,8 +118,9 @@ class ResponseRenderer:
         head = f"event: {event.__struct_config__.tag}\n"
         if self._ticket:
             ends = isinstance(event, Completed | Incomplete)
-            had = position(Had(self._made, self._digest, ends))
-            head += f"id: {event_id(self._ticket, [had])}\n"
+            numerics = self._answer.choices[0].numerics
+            had = Had(self._made, self._digest, ends, numerics)
+            head += f"id: {event_id(self._ticket, [position(had)])}\n"
         return b"%sdata: %s\n\n" % (head.encode(), _encoder.encode(event))
 
 

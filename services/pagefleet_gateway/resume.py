@@ -4,12 +4,13 @@
 
 The ticket names the answer and its seed, and is signed together with the body and the tenant it was
 given for; whoever sends the same body with `Last-Event-ID` gets the rest of the very same stream.
-A position is the number of a choice's tokens behind the event and their CRC-32, with a `!` where
-the choice has ended. The ticket also names the run that the stream came from. If the scheduler
-still has that, it sends it again from the first token; otherwise the tokens are generated again
-with the same seed, which gives them again bit for bit where a worker of the same numerics class is
-there. What the reader has is passed over; by its CRC a stream fails rather than that its rest be
-another stream's. Positions are not signed: a wrong one cheats nobody else.
+A position is the number of a choice's tokens behind the event, their CRC-32 and the numerics class
+that the latest were computed in, with a `!` where the choice has ended. The ticket also names the
+run that the stream came from. If the scheduler still has that, it sends it again from the first
+token; otherwise the tokens are generated again with the same seed, which gives them again bit for
+bit if a worker of the same class is there. What the reader has is passed over; by its CRC a stream
+fails rather than that its rest be another stream's. Positions are not signed: a wrong one cheats
+nobody else.
 
 Gateways that are to take over from each other share a secret (`--resume-secret`).
 """
@@ -24,11 +25,12 @@ from hashlib import sha256
 
 import msgspec
 
+from pagefleet.wire import ChoiceState, Numerics
 from pagefleet_gateway.errors import ApiError, bad_request, http_error
 
 _SIGNATURE_BYTES = 16
 _LONGEST_ID = 4096
-_POSITION = re.compile("([0-9]{1,9}):([0-9a-f]{1,8})(!?)")
+_POSITION = re.compile("([0-9]{1,9}):([0-9a-f]{1,8})(?::([0-9a-f]{1,8}))?(!?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,12 @@ class Had:
     digest: int = 0
     """CRC-32 of all tokens that it has something of, as little-endian int32."""
     finished: bool = False
+    numerics: Numerics = 0
+    """That the latest of them were computed in."""
+
+    def state(self, index: int) -> ChoiceState:
+        """The choice, as one that is to be made again from its first token, unless it has ended."""
+        return ChoiceState(index, finished=self.finished, numerics=self.numerics)
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True):
@@ -77,7 +85,8 @@ def request_id(run: str, prompt: int) -> str:
 
 def position(had: Had) -> str:
     """Of a reader in one choice, as the ids of events tell it."""
-    return f"{had.count}:{had.digest:x}" + "!" * had.finished
+    numerics = f":{had.numerics:x}" if had.numerics else ""
+    return f"{had.count}:{had.digest:x}{numerics}" + "!" * had.finished
 
 
 def event_id(ticket: str, positions: Iterable[str]) -> str:
@@ -122,7 +131,8 @@ def _read_position(text: str) -> Had:
     found = _POSITION.fullmatch(text)
     if found is None:
         raise ValueError(text)
-    return Had(int(found[1]), int(found[2], 16), bool(found[3]))
+    count, digest, numerics, end = found.groups()
+    return Had(int(count), int(digest, 16), bool(end), int(numerics or "0", 16))
 
 
 def _signature(secret: bytes, content: bytes, body: bytes) -> bytes:

@@ -103,7 +103,8 @@ class Renderer:
                 chunk = self._chunk(index, piece)
             else:
                 continue
-            self._positions[index] = position(Had(choice.count, choice.digest, choice.finished))
+            had = Had(choice.count, choice.digest, choice.finished, choice.numerics)
+            self._positions[index] = position(had)
             events.append(self._identified(chunk))
         if self._answer.finished:
             events.append(self._end())

@@ -15,7 +15,7 @@ class OpenChoice:
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
     finished: bool = False
     numerics: Numerics = 0
-    """That the latest of them were computed in."""
+    """That the latest of them were computed in; of a resumed stream, what its reader has."""
     allowed: int = 0
     """Tokens that the scheduler may send, counted from the first."""
     credited: bool = False
@@ -42,7 +42,10 @@ class OpenSubmission:
     @classmethod
     def of(cls, submit: Submit, now: float) -> "OpenSubmission":
         """Nothing is received yet."""
-        choices = {choice.index: OpenChoice() for choice in submit.choices}
+        choices = {
+            choice.index: OpenChoice(finished=choice.finished, numerics=choice.numerics)
+            for choice in submit.choices
+        }
         opened = cls(submit, now, choices=choices)
         if submit.params.prompt_logprobs is not None:
             opened.prompt_end = max(1, len(unpack_ints(submit.prompt)))

@@ -113,7 +113,7 @@ class Placement:
         """Workers that can hold it to its end; if any of them computes its bits, only these."""
         able = [planner for planner in self.planners if planner.fits(sequence)]
         same = [planner for planner in able if planner.numerics == sequence.numerics]
-        if not same and self.gathering and sequence.outputs and sequence.numerics:
+        if not same and self.gathering and sequence.numerics:
             return []
         return same or able
 

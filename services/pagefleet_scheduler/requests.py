@@ -110,9 +110,10 @@ class Requests:
             self._placement.waiting.add(request.sequences[0])
 
     def _begin_choices(self, request: Request, choices: list[ChoiceState]) -> None:
-        fresh = [choice.index for choice in choices if not choice.tokens]
+        fresh = {choice.index: choice.numerics for choice in choices if not choice.tokens}
         if fresh:
-            sequence = Sequence(request, fresh, request.prompt[:])
+            sequence = Sequence(request, list(fresh), request.prompt[:])
+            sequence.numerics = next(filter(None, fresh.values()), 0)
             sequence.allowed = request.window or None
             request.sequences |= dict.fromkeys(fresh, sequence)
             self._placement.waiting.add(sequence)

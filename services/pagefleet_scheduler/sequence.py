@@ -153,7 +153,7 @@ class Sequence:
     history: History = b""
     """What its next block to be indexed continues."""
     numerics: Numerics = 0
-    """The class of the worker where it last ran."""
+    """The class of the worker where it last ran, or of its tokens if somebody has any."""
     cached: int = 0
     """Prompt tokens that its first run found in the prefix cache."""
     lost: float | None = None

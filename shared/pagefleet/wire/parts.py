@@ -139,7 +139,7 @@ class ChoiceState(Part, frozen=True):
     tokens: Ints = b""
     finished: bool = False
     numerics: Numerics = 0
-    """That the latest of them were computed in."""
+    """That the latest of them were computed in; without tokens, those that are to come again."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be unpacked."""

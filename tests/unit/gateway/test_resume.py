@@ -9,13 +9,14 @@ from zlib import crc32
 import pytest
 from msgspec.structs import replace
 
-from pagefleet.wire import Finish, Output, pack_ints, unpack_ints
+from pagefleet.wire import ChoiceState, Finish, Output, pack_ints, unpack_ints
 from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.generation import Generation, Limits, resumed, ticket_of
 from pagefleet_gateway.link import News
 from pagefleet_gateway.resume import Had, Ticket, event_id, position, read_event_id
 from pagefleet_gateway.stream import DONE, Renderer
+from pagefleet_gateway.submission import OpenSubmission
 from pagefleet_gateway.understanding import understand_chat, understand_completion
 from tests.unit.gateway.fake_scheduler import logprobs_of
 from tests.unit.gateway.served import echo_model
@@ -151,10 +152,10 @@ def test_what_cannot_be_resumed_is_said() -> None:
     body = json.dumps({"prompt": "ab", "stream": True, "n": 2}).encode()
     name = event_id(
         Ticket("x", 0, "y", 1, "z", TENANT).sign(SECRET, body),
-        [position(Had(1, 5)), position(Had(2, 6, True))],
+        [position(Had(1, 5)), position(Had(2, 6, True, 7))],
     )
     ticket, had = read_event_id(name, SECRET, body, TENANT)
-    assert (ticket.answer, had) == ("x", {0: Had(1, 5), 1: Had(2, 6, True)})
+    assert (ticket.answer, had) == ("x", {0: Had(1, 5), 1: Had(2, 6, True, 7)})
     for text, secret, sent, tenant, status in (
         (name, SECRET, body, b"other", 403),
         (name, b"other", body, TENANT, 410),
@@ -177,6 +178,29 @@ def test_what_cannot_be_resumed_is_said() -> None:
         resumed(understood(body, chat=False), echo_model(), ticket, {0: Had(1)})
     assert caught.value.status == 410
     assert "other choices" in caught.value.message
+
+
+def test_a_scheduler_is_told_what_computed_the_tokens_that_are_to_come_again() -> None:
+    body = json.dumps({"prompt": "ab", "stream": True, "n": 3, "max_tokens": 9}).encode()
+    generation, model = understood(body, chat=False), echo_model()
+    ticket = ticket_of(generation, model, TENANT)
+    answer, name = Answer(generation, model), ""
+    renderer = Renderer(answer, model, ticket.sign(SECRET, body))
+    request, a = generation.submits[0].request, pack_ints([97])
+    for item in (
+        Output(request, 1, 0, 0, a, numerics=5),
+        Output(request, 1, 1, 0, a, finish=Finish.LENGTH, numerics=6),
+        Output(request, 1, 0, 1, a, numerics=2**32 - 1),
+    ):
+        written = renderer.events(answer.take([item]))
+        name = written.removeprefix(b"id: ").partition(b"\n")[0].decode()
+    again = resumed(generation, model, *read_event_id(name, SECRET, body, TENANT))
+    submit = OpenSubmission.of(again.submits[0], 0.0).handed_over(0.0)
+    assert submit.choices == [
+        ChoiceState(0, numerics=2**32 - 1),
+        ChoiceState(1, finished=True, numerics=6),
+        ChoiceState(2),
+    ]
 
 
 def test_unpacked_positions_count_tokens() -> None:

@@ -97,6 +97,16 @@ def test_a_scheduler_that_is_new_keeps_a_stream_in_its_class(
     assert cell.scheduler.placement.class_changes == 0
 
 
+def test_what_is_to_come_again_is_computed_where_it_was(cell: Cell) -> None:
+    """Of a stream that is resumed nobody but its reader may have a token any more."""
+    cell.submit(states=[ChoiceState(0), ChoiceState(1, numerics=numerics_of("class"))])
+    for worker, name in ((b"new", "a third class"), (b"other", "another class"), (b"one", "class")):
+        cell.join(worker, numerics=name)
+        cell.now += GATHERING / 4
+    assert cell.plans(b"new") == cell.plans(b"other") == []
+    assert [each.choices for plan in cell.plans(b"one") for each in plan.opens] == [[0, 1]]
+
+
 def test_a_stream_waits_for_its_class_no_longer_than_workers_take_to_greet(cell: Cell) -> None:
     """And nobody waits behind it."""
     cell.join(b"other", numerics="another class")
