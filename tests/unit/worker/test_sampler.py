@@ -154,9 +154,10 @@ def test_frequency_and_presence_count_the_output_only(rng: random.Random) -> Non
 
 
 def test_only_allowed_tokens_are_drawn(rng: random.Random) -> None:
+    """Each of them: the least likely of three whose logits lie within one is one draw in seven."""
     allowed = (3, 14, 900)
     fields = [{"allowed_token_ids": allowed, "seed": seed} for seed in range(200)]
-    logits = torch.randn(1, 1000).repeat(200, 1)
+    logits = torch.rand(1, 1000).repeat(200, 1)
     assert set(sample(logits, draws_of(fields, [], [])).tolist()) == set(allowed)
 
 
@@ -224,25 +225,26 @@ def test_top_p_takes_the_lower_ids_of_equals() -> None:
 def test_tokens_are_distributed_as_the_probabilities_say(
     fields: dict[str, object], rng: random.Random
 ) -> None:
-    """Chi-square over the positions of one seeded stream; tokens that are expected fewer than ten
-    times are counted as one, since a square over so few says nothing.
+    """Chi-square over the positions of one seeded stream; tokens that are expected fewer than
+    `fewest` times are counted as one, since the squares of a few stray further. A sampler that is
+    right fails once in ten million runs at most.
     """
     logits = torch.randn(1, 12) * 1.5
     each = params(seed=rng.getrandbits(64), **fields)
-    count = 20_000
+    count, fewest = 30_000, 100
     draws = [Draw(0, each, [], 0, 0, position) for position in range(count)]
     observed = Counter(sample(logits, draws).tolist())
     kept = sorted(transformers_kept(logits, each))
     expected = (logits[0, kept] / each.temperature).softmax(-1) * count
     cells: dict[int | None, tuple[int, float]] = {}
     for token, mean in zip(kept, expected.tolist(), strict=True):
-        cell = token if mean >= 10 else None
+        cell = token if mean >= fewest else None
         seen, due = cells.get(cell, (0, 0.0))
         cells[cell] = seen + observed[token], due + mean
-    statistic = sum((seen - due) ** 2 / max(due, 10) for seen, due in cells.values())
+    statistic = sum((seen - due) ** 2 / max(due, fewest) for seen, due in cells.values())
     degrees = max(1, len(cells) - 1)
     assert set(observed) <= set(kept)
-    assert statistic < degrees + 6 * math.sqrt(2 * degrees) + 10
+    assert torch.special.gammaincc(*torch.tensor([degrees, statistic]).double() / 2) > 1e-9
 
 
 def test_a_row_is_the_same_alone_and_among_others(rng: random.Random) -> None:
@@ -261,7 +263,7 @@ def test_a_row_is_the_same_alone_and_among_others(rng: random.Random) -> None:
 
 
 def test_several_choices_draw_from_one_row_and_leave_it(rng: random.Random) -> None:
-    logits = torch.randn(1, 100)
+    logits = torch.rand(1, 100)  # so that the favoured one is three draws in four at most
     before = logits.clone()
     each = params(logit_bias={1: 5.0})
     tokens = sample(logits, [Draw(0, each, [], 0, choice, 0) for choice in range(64)])
@@ -331,7 +333,8 @@ def test_a_beam_is_shown_what_its_grammar_allows_with_the_model_s_own_logprobs(
     assert unpack_ints(beam.top_ids).tolist()[:3] == best
     values = [expected[0, token].item() for token in best]
     assert unpack_floats(beam.top).tolist() == pytest.approx([*values, -math.inf])
-    assert unpack_ints(plain.top_ids).tolist() == expected[1].topk(4).indices.tolist()
+    best_of_all = logits[1].sort(descending=True, stable=True).indices[:4]
+    assert unpack_ints(plain.top_ids).tolist() == best_of_all.tolist()
 
 
 def test_prompt_logprobs_do_not_depend_on_how_many_are_asked_at_once(rng: random.Random) -> None:
