@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pagefleet import cell_key
+from pagefleet.gate import QUIET_SECONDS
 from tests.faults.cell import Service, make_cell, wait_until
 from tests.faults.conftest import CHUNK, STEP_SECONDS, Load, assert_exact, once
 from tests.faults.namespace import Namespace
@@ -29,16 +30,20 @@ LOCAL = "127.0.0.2"
 WORKER = ["--engine=echo", f"--step-seconds={STEP_SECONDS}", f"--max-num-batched-tokens={CHUNK}"]
 
 
-def free_port(host):
-    with socket.create_server((host, 0)) as listener:
-        return listener.getsockname()[1]
+def reserved(host):
+    """A port that nobody is given while this is open, and whoever names it can listen at."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((host, 0))
+    return held
 
 
 class Ends:
     """Where machines meet, and under which key."""
 
     def __init__(self, folder, host):
-        self.ports = {side: free_port(host) for side in ("gateways", "workers")}
+        self.held = {side: reserved(host) for side in ("gateways", "workers")}
+        self.ports = {side: held.getsockname()[1] for side, held in self.held.items()}
         self.host, self.key = host, folder / "cell.key"
         cell_key.make(self.key)
 
@@ -61,6 +66,7 @@ def spanning(folder, model, host, inside=()):
         folder, model, workers=1, scheduler=ends.listening(), worker=WORKER[1:], host=host
     )
     cell.ends = ends
+    cell.sockets += ends.held.values()
     cell.add_worker(*WORKER, *ends.far("worker"), inside=inside)
     cell.add_gateway(host, *ends.far("gateway"), inside=inside)
     return cell
@@ -120,9 +126,9 @@ def test_a_far_worker_that_stands_still(machines, questions):
 
 
 def knock(host, port, until):
-    """Connect again and again, and say what nobody understands."""
+    """Connect again and again, a hundred times at least, and say what nobody understands."""
     chance, count = random.Random(), 0
-    while not until.is_set():
+    while count < 100 or not until.is_set():
         with socket.socket() as stranger, contextlib.suppress(OSError):
             stranger.settimeout(0.05)
             stranger.connect((host, port))
@@ -132,11 +138,10 @@ def knock(host, port, until):
             count += 1
             if chance.random() < 0.1:
                 stranger.recv(100)
-    assert count > 100
 
 
 def test_strangers_and_members_of_another_cell_disturb_nobody(machines, questions, tmp_path):
-    ends = machines.ends
+    ends, began = machines.ends, time.monotonic()
     refused = machines.scheduler.said("refused")
     cell_key.make(tmp_path / "other.key")
     usual = [f"--model={machines.model}", f"--cell-key={tmp_path}/other.key"]
@@ -160,7 +165,8 @@ def test_strangers_and_members_of_another_cell_disturb_nobody(machines, question
         for stranger in (worker, gateway):
             wait_until(lambda s=stranger: s.said("does not let this process in: give it by --cell"))
         assert machines.health()[1]["workers"] == 2
-    assert machines.scheduler.said("refused") <= refused + 2
+    lines = 1 + (time.monotonic() - began) / QUIET_SECONDS
+    assert machines.scheduler.said("refused") <= refused + lines
 
 
 @pytest.fixture

@@ -47,7 +47,8 @@ def test_every_other_answer_is_told_apart(questioner):
     question = questioner.ask("seeded", 10, TOKENS)
     (right,) = question.expected
     at = random.randrange(5, TOKENS)
-    changed = [*right[:at], (right[at] + 1) % 256, *right[at + 1 :]]
+    new = next(token for token in range(256) if token not in right)
+    changed = [*right[:at], new, *right[at + 1 :]]
     assert answer(question, [changed]).verdict == WRONG
     assert answer(question, [right[:at] + right[at - 5 :]]).verdict == REPEATED
     assert answer(question, [right + right[-5:]]).verdict == REPEATED

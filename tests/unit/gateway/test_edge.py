@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import json
 import logging
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +69,13 @@ def test_keys_are_asked_for_everywhere_but_where_there_is_no_data(keys: str) -> 
 
 
 def test_a_tenant_over_its_limit_is_told_when_to_come_back(keys: str) -> None:
+    began = time.monotonic()
     responses = ask(
         *[tokenize("one")] * 3, get("/metrics", authorization="Bearer root"), api_key_file=keys
     )
+    took = time.monotonic() - began
     assert [response.status_code for response in responses] == [200, 200, 429, 200]
-    assert responses[2].headers["retry-after"] == "30"
+    assert 30 - took <= int(responses[2].headers["retry-after"]) <= 30
     assert responses[2].json()["error"]["code"] == "rate_limit_exceeded"
     assert 'pagefleet_tenant_requests_total{status="429",tenant="a"} 1.0' in responses[3].text
 
@@ -141,9 +145,9 @@ def test_a_line_for_each_request(keys: str, caplog: pytest.LogCaptureFixture) ->
     ask(*requests, api_key_file=keys)
     lines = [record.message for record in caplog.records if record.name.endswith("edge")]
     assert len(lines) == 3
-    assert "method=POST path=/tokenize status=200 seconds=0.0" in lines[0]
+    assert re.search(r"method=POST path=/tokenize status=200 seconds=\d+\.\d{3} ", lines[0])
     assert lines[0].endswith("tenant=a")
-    assert lines[1].endswith("status=401 seconds=0.000 error=invalid_api_key")
+    assert re.search(r"status=401 seconds=\d+\.\d{3} error=invalid_api_key$", lines[1])
     assert lines[2].startswith('request="mine \\"x\\"" method=POST')
     assert "secret" not in "".join(lines)
 
