@@ -21,7 +21,8 @@ HOST = "127.0.0.2"
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> object:
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> object:
+    """The first true value of a condition, or its last one where none comes in that time."""
     deadline = time.monotonic() + seconds
     while not (value := condition()) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -68,10 +69,10 @@ class Cell:
         self.heard += [frame for _, frame in self.hub.receive()]
         return self.heard
 
-    def answers(self, peer: Peer, seconds: float = 10.0) -> bool:
+    def answers(self, peer: Peer) -> bool:
         """Whether a peer is heard, and hears."""
         frame = os.urandom(8)
-        if not wait_for(lambda: peer.send(frame), seconds):
+        if not wait_for(lambda: peer.send(frame)):
             return False
         return bool(wait_for(lambda: frame in self._echo() and frame in peer.receive()))
 
