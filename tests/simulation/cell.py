@@ -43,10 +43,12 @@ class Wish:
     resumes: float | None = None
     """Seconds after which its client goes on at the next gateway, if it loses its own."""
 
-    def again(self, gateways: int) -> "Wish":
+    def again(self, gateways: int, client: Client) -> "Wish":
         """The same with `Last-Event-ID`, at the next gateway."""
         before = self.submit.request
-        submit = msgspec.structs.replace(self.submit, request=f"{before}+", continues=before)
+        submit = msgspec.structs.replace(
+            self.submit, request=f"{before}+", continues=before, choices=client.had()
+        )
         return replace(self, gateway=(self.gateway + 1) % gateways, submit=submit)
 
 
@@ -146,7 +148,7 @@ class Cell:
             if client.open and self._homes[client.submit.request] is process:
                 wish = self._wishes[client.submit.request]
                 if wish.resumes is not None:
-                    self._ask_later(wish.again(self.scenario.gateways), wish.resumes)
+                    self._ask_later(wish.again(self.scenario.gateways, client), wish.resumes)
                 client.leave(None)
 
     def reconnect(self, request: str, closes: bool) -> None:
@@ -161,7 +163,7 @@ class Cell:
             self.world.tell(request, "goes on at another gateway")
             if closes:
                 self.leave(request, None)
-            self._ask_later(wish.again(self.scenario.gateways), 0.01)
+            self._ask_later(wish.again(self.scenario.gateways, client), 0.01)
 
     def terminate(self, process: Process) -> None:
         """Ask a process to end."""

@@ -101,6 +101,13 @@ class Client:
             case Output():
                 self._output(news)
 
+    def had(self) -> list[ChoiceState]:
+        """What a gateway says of it when it is resumed: what computed its latest tokens."""
+        return [
+            ChoiceState(choice, numerics=items[-1].numerics if items else 0)
+            for choice, items in self.received.items()
+        ]
+
     def leave(self, choices: Iterable[int] | None) -> None:
         """Wait for some choices, or for anything, no longer."""
         if choices is None:

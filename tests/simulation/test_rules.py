@@ -99,6 +99,33 @@ def test_a_new_scheduler_knows_the_classes_of_streams(form: str) -> None:
         assert (scheduler.core.placement.class_changes > 0) == bool(changes)
 
 
+@pytest.mark.parametrize("form", ["seeded", "n2", "logprobs"])
+@pytest.mark.parametrize("also", [[], [Kill(39.8, SCHEDULER, 0.1)]], ids=str)
+def test_a_stream_that_nobody_knows_any_more_is_generated_again_in_its_class(
+    form: str, also: list[Fault]
+) -> None:
+    """Its gateway died and its scheduler forgot it, though another worker computed less so far."""
+    submit = make_submit("r0", form, random.Random(7), max_tokens=14, min_tokens=14)
+    faults: list[Fault] = [Kill(Moment("Outputs", 5), "gateway0", 1.0), *also]
+    cell = run(
+        replace(
+            calm(form),
+            classes=("one", "two"),
+            caching=False,
+            wishes=[Wish(0.3, 0, submit, resumes=40.0)],
+            gateways=2,
+            faults=faults,
+        )
+    )
+    first, last = cell.clients
+    computed = [
+        {item.numerics for items in client.received.values() for item in items}
+        for client in (first, last)
+    ]
+    assert len(computed[0]) == 1
+    assert computed[1] == computed[0]
+
+
 def test_a_client_that_does_not_read_stops_only_itself() -> None:
     """It gives up what it holds to who waits, for the minute after which its gateway ends it."""
     draw = random.Random("slow")
