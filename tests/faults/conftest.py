@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from benchmarks.drill.questions import SAMPLED, Questioner
 from benchmarks.drill.streams import EXACT, ask
 from pagefleet_worker.prepare import prepare
-from tests.faults.cell import make_cell
+from tests.faults.cell import PATIENCE, make_cell
+from tests.faults.proxy import Action
 
 STEP_SECONDS = 0.01
 CHUNK = 32
@@ -95,3 +97,17 @@ def once(condition, act):
 
     watch.struck = struck
     return watch
+
+
+def kill_gateway_at(cell, number):
+    """Kill the first gateway in the place of its outputs of this number, whatever its client has
+    read of those before, which is something; returns the watch of that client.
+    """
+    has_some = threading.Event()
+
+    def kill(link):
+        has_some.wait(PATIENCE)
+        cell.gateways[0].kill()
+
+    cell.gateway_proxy.act("Outputs", Action.DROP, first=number, call=kill)
+    return lambda *_: has_some.set()

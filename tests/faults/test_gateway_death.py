@@ -1,12 +1,12 @@
 """SIGKILL a gateway: its clients are cut off, nobody else is, and what it held is free."""
 
-import threading
-
 import pytest
 
+from benchmarks.drill.questions import SAMPLED
 from tests.faults.cell import wait_until
 from tests.faults.clients import connected, receive_until, send
 from tests.faults.conftest import Load, assert_exact, once
+from tests.faults.proxy import Action
 
 
 def test_its_requests_end_and_others_go_on(cell, questions):
@@ -23,22 +23,14 @@ def test_its_requests_end_and_others_go_on(cell, questions):
     assert_exact(Load(questions).run(cell))
 
 
-@pytest.mark.parametrize("tokens", [0, 15])
-def test_a_client_that_asks_again_gets_the_same(cell, questions, tokens):
+@pytest.mark.parametrize(("tag", "number"), [("Submit", len(SAMPLED)), ("Outputs", 15)])
+def test_a_client_that_asks_again_gets_the_same(cell, questions, tag, number):
     """Connections wait in the socket's queue until the next gateway is there."""
     load = Load(questions, tokens=60)
-    cut = []
-
-    def kill_in_the_middle():
-        watch = once(lambda answer: answer.tokens >= tokens > 0, cell.gateways[0].kill)
-        cut.extend(load.run(cell, watch))
-
-    thread = threading.Thread(target=kill_in_the_middle)
-    thread.start()
-    if tokens == 0:
-        wait_until(lambda: cell.held_blocks(gateway=1) > 0)
-        cell.gateways[0].kill()
-    thread.join()
+    cell.gateway_proxy.act(
+        tag, Action.PASS, first=number, call=lambda link: cell.gateways[0].kill()
+    )
+    cut = load.run(cell)
     assert any(answer.error for answer in cut)
     for answer in cut:
         for index, got in answer.choices.items():

@@ -8,6 +8,8 @@ from contextlib import suppress
 import httpx
 import pytest
 
+from tests.faults.conftest import kill_gateway_at
+
 TOKENS = 60
 slow = pytest.mark.slow
 WRITE = {
@@ -94,12 +96,13 @@ def assert_whole(events):
     "form", ["call", *(pytest.param(form, marks=slow) for form in ("text", "logprobs"))]
 )
 def test_another_gateway_goes_on_with_the_next_number(cell, ask, form):
-    body = ask(form)
+    body, counts = ask(form), cell.gateway_proxy.counts
+    before = counts.get("Outputs", 0)
     known = read(cell.servers[1], body)
     assert_whole(known)
-    cut = random.randrange(3, len(known) - 6)
-    print("cut behind event", cut)
-    first = read(cell.servers[0], body, watch=at(cut, cell.gateways[0].kill))
+    cut = random.randrange(3, counts["Outputs"] - before - 3)
+    print("cut at outputs", cut)
+    first = read(cell.servers[0], body, watch=kill_gateway_at(cell, cut))
     rest = read(cell.servers[1], body, first[-1][0])
     cell.gateways[0].restart()
     assert len(first) < len(known)

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from benchmarks.drill.questions import SAMPLED
-from tests.faults.cell import wait_until
-from tests.faults.conftest import STEP_SECONDS
+from tests.faults.cell import PATIENCE, wait_until
+from tests.faults.conftest import kill_gateway_at
+from tests.faults.proxy import Action
 
 
 def read(server, question, last_id=None, watch=lambda tokens, last_id: None):
@@ -42,13 +43,7 @@ def read(server, question, last_id=None, watch=lambda tokens, last_id: None):
 @pytest.mark.parametrize("form", SAMPLED)
 def test_a_stream_goes_on_at_another_gateway(cell, questions, form):
     question = questions.ask(form, 40, 40)
-    assert question.max_tokens * STEP_SECONDS > 0.2
-
-    def kill_in_the_middle(count, last_id):
-        if count >= 10 and cell.gateways[0].alive:
-            cell.gateways[0].kill()
-
-    first, last_id, ended = read(cell.servers[0], question, watch=kill_in_the_middle)
+    first, last_id, ended = read(cell.servers[0], question, watch=kill_gateway_at(cell, 6))
     assert ended is None
     rest, _, ended = read(cell.servers[1], question, last_id)
     assert ended == "[DONE]"
@@ -60,10 +55,13 @@ def test_a_stream_goes_on_at_another_gateway(cell, questions, form):
 def test_a_stream_that_is_open_still_moves(cell, questions, form):
     """Its old gateway is told, and says so to whoever may read there."""
     question = questions.ask(form, 40, 60)
-    rests = []
+    rests, moved = [], threading.Event()
+    cell.gateway_proxy.act("Submit", Action.PASS, first=2, call=lambda link: moved.set())
+    # The result behind the first six tokens waits for that.
+    cell.worker_proxy.act("Result", Action.PASS, first=8, call=lambda link: moved.wait(PATIENCE))
 
     def go_on_elsewhere(count, last_id):
-        if count >= 10 and not thread.is_alive() and not rests:
+        if count >= 5 and not thread.is_alive() and not rests:
             rests.append(last_id)
             thread.start()
 
