@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.drill.processes import is_alive
 from pagefleet_launcher.folder import private_folder
-from tests.system.serving import pagefleet_serve
+from tests.system.serving import END_SECONDS, pagefleet_serve
 from tests.unit.launcher.conftest import wait_until
 
 REQUEST = {"prompt": "Once", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
@@ -68,7 +68,7 @@ def test_an_open_stream_ends_before_the_cell_does(serving):
             serving.process.send_signal(signal.SIGTERM)
         pieces.append(piece)
     assert "".join(pieces) == expected
-    assert serving.process.wait(timeout=10) == 0
+    assert serving.process.wait(END_SECONDS) == 0
     assert not sockets(serving).exists()
 
 
@@ -127,6 +127,6 @@ def test_neither_services_nor_sockets_outlive_a_killed_launcher(serving):
     assert len(pids) == 3
     serving.process.kill()
     serving.process.wait()
-    wait_until(lambda: not any(is_alive(pid) for pid in pids), seconds=2)
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
     with private_folder(sockets(serving).parent):
         assert not sockets(serving).exists()

@@ -67,7 +67,7 @@ def running_gateway(model: Path, endpoint: str, *arguments: str) -> Iterator[Any
         listener.close()
         yield process, port
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class Scheduler:
         self.peer = b""
 
     def wait_for(self, kind: type[_T], condition: Callable[[_T], bool] = lambda _: True) -> _T:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             for peer, frame in self.hub.receive():
                 self.peer = peer
