@@ -1,8 +1,11 @@
 """One service that is kept alive: started again when its process dies, replaced when it hangs.
 
 A process that dies is started again after a pause; pauses double from 0.2 s to 5 s and begin anew
-once one has lived for 5 s. One that exits with status 2 says that what it was told is wrong:
-another start cannot mend that.
+once one has lived for 5 s. One that cannot be started, because the system has no process or
+descriptor left, is tried again likewise. One that exits with status 2 says that what it was told is
+wrong, and another start cannot mend that; unless it was ready once, by the same word: then the
+world is what changed (a full disk, a file server that is away, memory that the one before it has
+not let go of yet), and may change back.
 
 A process that has given signs of life (signs.py) and gives none for `hang_timeout` is hung: it is
 killed, and started again once it is gone. The time is counted in looks at the process, not read
@@ -16,7 +19,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pagefleet_launcher.process import Process, describe, say
+from pagefleet_launcher.process import Process, describe
+from pagefleet_launcher.saying import say
 
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
@@ -79,21 +83,25 @@ class Child:
         """Of its service."""
         return self.service.name
 
-    async def keep_alive(self) -> int:
-        """Run it until `stop` or `kill`, or until it is misconfigured; give its last status."""
-        status, pause = 0, 0.0
+    async def keep_alive(self) -> bool:
+        """Run it until `stop` or `kill`; False: it refuses its settings, and was never ready."""
+        pause = 0.0
         while not self._stopping.is_set():
-            born = time.monotonic()
-            status = await self._run()
+            born, status = time.monotonic(), None
+            try:
+                status = await self._run()
+                end = describe(status)
+            except OSError as error:
+                end = f"cannot be started ({error.strerror})"
             if self._stopping.is_set():
                 break
             self.failed.set()
-            if status == MISCONFIGURED:
-                break
+            if status == MISCONFIGURED and not self.ready.is_set():
+                return False
             pause = next_pause(pause, time.monotonic() - born)
-            say("serve", f"{self.name} {describe(status)}; it starts again in {pause:g} s")
+            say("serve", f"{self.name} {end}; it starts again in {pause:g} s")
             await first_of(asyncio.sleep(pause), self._stopping.wait())
-        return status
+        return True
 
     async def _run(self) -> int:
         service = self.service

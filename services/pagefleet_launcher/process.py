@@ -16,14 +16,10 @@ from collections.abc import Mapping, Sequence
 
 from pagefleet import notify
 from pagefleet_launcher import tether
+from pagefleet_launcher.saying import say
 from pagefleet_launcher.signs import Signs
 
 _OUTPUT_AFTER_DEATH = 1.0  # seconds that the last lines of a dead process may take
-
-
-def say(name: str, text: str) -> None:
-    """Write one line to standard error, marked with the process it is about."""
-    print(f"{name:>11} | {text}", file=sys.stderr, flush=True)
 
 
 def describe(status: int) -> str:
@@ -41,6 +37,9 @@ class Process:
     its standard error alone (so that progress bars work), rather than passing both on line by line.
 
     Start it from the main thread: the tether is tied to the thread.
+
+    Raises:
+        OSError: it cannot be started; the system has no process or descriptor left, for example.
     """
 
     def __init__(
@@ -55,25 +54,39 @@ class Process:
         self._name = name
         self._capture = capture
         self.signs = Signs()
-        self._reading, writing = os.pipe()
+        try:
+            self._start(command, fds, environment or {})
+        except OSError:
+            self.signs.close()
+            raise
+        self.output = ""
+
+    def _start(
+        self, command: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]
+    ) -> None:
+        reading, writing = os.pipe()
+        self._output = os.fdopen(reading, "rb")
         try:
             self._popen = subprocess.Popen(
                 [sys.executable, "-S", tether.__file__, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
-                stderr=None if capture else writing,
+                stderr=None if self._capture else writing,
                 pass_fds=fds,
                 process_group=0,
                 env={
                     **os.environ,
-                    **(environment or {}),
+                    **environment,
                     notify.ADDRESS: self.signs.address,
                     "PYTHONUNBUFFERED": "1",
                 },
             )
+            self._pidfd = os.pidfd_open(self._popen.pid)
+        except OSError:
+            self._output.close()
+            raise
         finally:
             os.close(writing)
-        self.output = ""
 
     def __repr__(self) -> str:
         return f"<Process {self._name} pid={self._popen.pid}>"
@@ -90,16 +103,15 @@ class Process:
         """Wait for its end, kill what is left of its group, and give its status as Popen does."""
         loop = asyncio.get_running_loop()
         output = _Output(None if self._capture else self._name)
-        pipe, _ = await loop.connect_read_pipe(lambda: output, os.fdopen(self._reading, "rb"))
+        pipe, _ = await loop.connect_read_pipe(lambda: output, self._output)
         self.signs.listen(self._popen.pid)
-        pidfd = os.pidfd_open(self._popen.pid)
         end = asyncio.Event()
-        loop.add_reader(pidfd, end.set)
+        loop.add_reader(self._pidfd, end.set)
         try:
             await end.wait()
         finally:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
+            loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
             self.signs.close()
         self.kill()
         await asyncio.wait([output.closed], timeout=_OUTPUT_AFTER_DEATH)

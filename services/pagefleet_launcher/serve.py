@@ -41,7 +41,8 @@ from pagefleet_launcher.commands import program
 from pagefleet_launcher.folder import private_folder
 from pagefleet_launcher.greeting import greeting, is_ready, reachable
 from pagefleet_launcher.interrupts import Interrupts
-from pagefleet_launcher.process import Process, say
+from pagefleet_launcher.process import Process
+from pagefleet_launcher.saying import announce, say
 from pagefleet_launcher.supervisor import Supervisor
 
 BACKLOG = 2048
@@ -110,11 +111,19 @@ def runtime_folder() -> Iterator[Path]:
     """A folder for sockets that only this user can enter, removed at the end.
 
     Raises:
-        CannotServe: its path is too long for Unix sockets.
+        CannotServe: it cannot be had, or its path is too long for Unix sockets.
     """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     usable = os.path.isdir(base) and os.access(base, os.W_OK)
-    with private_folder(Path(base if usable else tempfile.gettempdir())) as folder:
+    with contextlib.ExitStack() as stack:
+        try:
+            made = private_folder(Path(base if usable else tempfile.gettempdir()))
+            folder = stack.enter_context(made)
+        except OSError as error:
+            raise CannotServe(
+                f"no folder can be made for the sockets of its processes: {error.strerror}; set "
+                "TMPDIR to one that can be written to."
+            ) from error
         if len(os.fsencode(folder / _GATEWAYS)) > LONGEST_SOCKET_PATH:
             raise CannotServe(
                 f"the path {folder} is too long for Unix sockets; set TMPDIR to a shorter one."
@@ -223,7 +232,7 @@ async def _greet_when_ready(
         if time.monotonic() - said >= _STILL_STARTING:
             said = time.monotonic()
             say("serve", f"still starting ({said - began:.0f} s)")
-    print(greeting(asked, settings, host, port, time.monotonic() - began), flush=True)
+    announce(greeting(asked, settings, host, port, time.monotonic() - began))
     with contextlib.closing(Notifier()) as notifier:
         while True:
             notifier.beat(time.monotonic(), ready=True)

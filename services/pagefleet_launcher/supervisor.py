@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from pagefleet_launcher.child import MISCONFIGURED, Child, Service, first_of
 from pagefleet_launcher.interrupts import Interrupts
-from pagefleet_launcher.process import say
+from pagefleet_launcher.saying import say
 
 START_SECONDS = 600.0
 """That a successor has to become ready: a large model takes minutes to load."""
@@ -58,7 +58,7 @@ class Supervisor:
         self._running[child] = asyncio.create_task(self._keep(child))
 
     async def _keep(self, child: Child) -> None:
-        if await child.keep_alive() == MISCONFIGURED and child.predecessor is None:
+        if not await child.keep_alive() and child.predecessor is None:
             say("serve", f"{child.name} refuses its settings and says why above; all end")
             self._misconfigured.set()
 

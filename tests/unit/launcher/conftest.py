@@ -74,6 +74,10 @@ class Cell:
     def signal(self, number=signal.SIGTERM):
         self.process.send_signal(number)
 
+    def heard(self):
+        """Lines of standard error, as they come."""
+        return iter(self.process.stderr.readline, "")
+
     def end(self):
         """Exit status and standard error."""
         _, errors = self.process.communicate(timeout=20)

@@ -23,19 +23,21 @@ def main(name, events, behaviour):
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, end)
-    # SIGUSR1 makes it say nothing any more, or end as one whose settings are wrong.
-    hang = (lambda *_: sys.exit(2)) if behaviour == "refuse" else (lambda *_: signal.pause())
-    signal.signal(signal.SIGUSR1, hang)
+    signal.signal(signal.SIGUSR1, lambda *_: signal.pause())  # to say nothing any more
     repeated = f"{name} started" in Path(events).read_text()
     note("started")
     if repeated and behaviour.startswith("once:"):
         sys.exit(int(behaviour.removeprefix("once:")))
+    if behaviour == "refuse":
+        sys.exit(2)
     if behaviour == "crash":
         sys.exit(3)
     if behaviour == "talk":
         os.write(1, b"first\nsecond \xff\n")
         os.write(2, b"on standard error\nunfinished")
         sys.exit(3)
+    if behaviour == "flood":
+        os.write(2, b"more than a pipe holds\n" * 100_000)
     if behaviour == "parent":
         subprocess.Popen([sys.executable, "-S", __file__, f"{name}-child", events, "serve"])
     if behaviour.startswith("listen:"):

@@ -59,6 +59,12 @@ def test_the_runtime_folder_is_where_the_user_s_sockets_belong(tmp_path_factory,
         assert folder.parent == short
 
 
+def test_a_runtime_folder_that_cannot_be_made_is_one_sentence(monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
+    with pytest.raises(serve.CannotServe, match=r"^no folder .*; set TMPDIR"):
+        serve.runtime_folder().__enter__()
+
+
 def test_a_runtime_folder_too_deep_for_sockets_is_refused(tmp_path, monkeypatch):
     deep = tmp_path / ("x" * 90)
     deep.mkdir()

@@ -1,6 +1,7 @@
 import asyncio
 import os
 import re
+import resource
 import signal
 import socket
 import time
@@ -110,12 +111,40 @@ def test_a_signal_during_a_pause_ends_the_child_for_good(cell):
 
 def test_a_child_that_refuses_its_settings_ends_all(cell):
     cell.start({"scheduler": "serve"}, {"worker": "refuse"})
-    os.kill(cell.wait_for("worker", "started").pid, signal.SIGUSR1)
     status, errors = cell.end()
     assert status == 2
     assert "worker refuses its settings" in errors
     assert len(cell.events("worker", "started")) == 1
     assert cell.events("scheduler", "ended")
+
+
+def test_a_child_that_refuses_settings_it_was_ready_with_is_started_again(cell):
+    """Then it is not the settings that are wrong."""
+
+    async def scenario():
+        child = Child(Service("worker", cell.command("worker", "once:2")))
+        living = asyncio.create_task(child.keep_alive())
+        await child.ready.wait()
+        os.kill(cell.wait_for("worker", "started").pid, signal.SIGKILL)
+        await asyncio.to_thread(cell.wait_for, "worker", "started", 4)
+        child.stop()
+        return await living
+
+    assert asyncio.run(scenario())
+
+
+def test_a_child_that_cannot_be_started_is_tried_again(cell):
+    """A limit of descriptors stands for all that the system may run out of for a while."""
+    cell.start({"scheduler": "serve"}, {"worker": "serve"})
+    pid, born = cell.process.pid, cell.wait_for("worker", "started").pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+    os.kill(born, signal.SIGKILL)
+    assert any("worker cannot be started (Too many open files)" in line for line in cell.heard())
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    cell.wait_for("worker", "started", count=2)
+    cell.signal()
+    assert cell.end()[0] == 0
 
 
 def test_no_child_outlives_a_killed_supervisor(cell):
@@ -152,6 +181,18 @@ def test_what_children_write_is_passed_on_with_their_names(cell):
         "worker | unfinished",
         "serve | worker exited with status 3; it starts again in 0.2 s",
     ]
+
+
+def test_a_reader_that_stops_or_is_gone_keeps_no_child_from_its_next_start(cell):
+    cell.start({"worker": "flood"}, {"scheduler": "serve"})
+    os.kill(cell.wait_for("scheduler", "started").pid, signal.SIGKILL)
+    second = cell.wait_for("scheduler", "started", count=2)
+    cell.process.stderr.close()
+    os.kill(second.pid, signal.SIGKILL)
+    third = cell.wait_for("scheduler", "started", count=3)
+    cell.signal()
+    assert cell.process.wait(timeout=20) == 0
+    assert not is_alive(third.pid)
 
 
 def test_connections_wait_while_the_child_that_answers_them_starts_again(cell):
