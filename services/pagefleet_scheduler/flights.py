@@ -38,16 +38,20 @@ class Flight:
     repeated: bool = False
     result: Result | None = None
     """It came before that of the step before."""
+    tokens: int = field(init=False)
+    """That the step is fed."""
+    samples: int = field(init=False)
+    """That it gives."""
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that the step is fed."""
-        return len(self.plan.tokens) // 4
+    def __post_init__(self) -> None:
+        """Count."""
+        self.tokens = len(self.plan.tokens) // 4
+        self.samples = sum(row.samples for row in self.rows)
 
     @property
     def samples_all(self) -> bool:
         """Whether there is a sample behind each of its tokens: it computes no prompt."""
-        return self.tokens == sum(row.samples for row in self.rows)
+        return self.tokens == self.samples
 
     def landed(
         self, result: Result
@@ -60,7 +64,7 @@ class Flight:
         tokens = unpack_ints(result.tokens)
         if self.plan.step != result.step:
             raise ResultError(f"step {result.step} is not the one that is awaited")
-        if len(tokens) != sum(row.samples for row in self.rows):
+        if len(tokens) != self.samples:
             raise ResultError(f"step {result.step} gave {len(tokens)} samples, not as ordered")
         if any(not 0 <= piece.row < len(self.rows) for piece in result.prompts):
             raise ResultError(f"step {result.step} has logprobs of a row that it does not have")

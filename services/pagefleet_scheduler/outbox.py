@@ -1,5 +1,6 @@
 """What the scheduler is about to send: news of sequences gathered by gateway, all else in order."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from pagefleet.wire import (
@@ -32,8 +33,8 @@ class Outbox:
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
         self._sends: list[Send] = []
-        self._outputs: dict[bytes, list[Output]] = {}
-        self._prompts: dict[bytes, list[PromptOutput]] = {}
+        self._outputs: defaultdict[bytes, list[Output]] = defaultdict(list)
+        self._prompts: defaultdict[bytes, list[PromptOutput]] = defaultdict(list)
 
     def send(self, peer: bytes, message: Message) -> None:
         """Send a message by itself."""
@@ -47,7 +48,7 @@ class Outbox:
         """Send what a choice has from `position` on, and whether it has ended."""
         request = sequence.request
         tokens = sequence.tokens[len(request.prompt) + position :]
-        self._outputs.setdefault(request.gateway, []).append(
+        self._outputs[request.gateway].append(
             Output(
                 request=request.id,
                 attempt=request.attempt,
@@ -61,11 +62,11 @@ class Outbox:
                 numerics=sequence.numerics,
             )
         )
-        sequence.sent = sequence.outputs
+        sequence.sent = position + len(tokens)
 
     def answer(self, request: Request, choice: int, answer: Answer, cached: int) -> None:
         """Send an answer of a beam search, whole."""
-        self._outputs.setdefault(request.gateway, []).append(
+        self._outputs[request.gateway].append(
             Output(
                 request=request.id,
                 attempt=request.attempt,
@@ -82,7 +83,7 @@ class Outbox:
 
     def no_answer(self, request: Request, choice: int, finish: Finish) -> None:
         """Tell that a beam search ended without an answer for a choice."""
-        self._outputs.setdefault(request.gateway, []).append(
+        self._outputs[request.gateway].append(
             Output(request.id, request.attempt, choice, position=0, tokens=b"", finish=finish)
         )
 
@@ -91,7 +92,7 @@ class Outbox:
         end = position + len(logprobs.chosen) // 4
         if position <= request.prompt_logprobs_sent < end:
             request.prompt_logprobs_sent = end
-            self._prompts.setdefault(request.gateway, []).append(
+            self._prompts[request.gateway].append(
                 PromptOutput(request.id, request.attempt, position, logprobs)
             )
 

@@ -158,7 +158,6 @@ class Planner:
         sequence.epoch, sequence.slot = self.epoch, self._slots.take()
         sequence.candidates = None
         sequence.numerics = self.numerics
-        sequence.protected = sequence.run > 0
         self.prefix_queries += len(sequence.tokens)
         self.prefix_hits += found
         if sequence.run == 0:
@@ -367,7 +366,7 @@ class Planner:
             if sequence.run == row.run:
                 self._computed(sequence, row.end, kept)
             if tokens:
-                sequence.protected = False
+                sequence.proven = sequence.slot is not None
                 accepted.sampled.append(Sampled(sequence, tokens, logprobs))
             elif row.end == sequence.length:
                 accepted.completed.append(sequence)

@@ -94,8 +94,9 @@ class Quarantine:
 
     def acquit(self, accepted: Accepted) -> None:
         """Clear all to whom a step gave something."""
+        if not self._cases:
+            return
         for sampled in accepted.sampled:
-            sampled.sequence.proven = sampled.sequence.slot is not None
             self._clear(sampled.sequence)
         for sequence in accepted.completed:
             self._clear(sequence)

@@ -96,7 +96,7 @@ class Requests:
 
     def _send_whole(self, request: Request, sequence: Sequence, choice: int) -> None:
         sequence.base = sequence.sent_before = 0
-        sequence.allowed = request.window or None
+        sequence.allow(request.window or None)
         if sequence.outputs or sequence.finish is not None:
             self._outbox.output(sequence, choice, 0)
 
@@ -114,7 +114,7 @@ class Requests:
         if fresh:
             sequence = Sequence(request, list(fresh), request.prompt[:])
             sequence.numerics = next(filter(None, fresh.values()), 0)
-            sequence.allowed = request.window or None
+            sequence.allow(request.window or None)
             request.sequences |= dict.fromkeys(fresh, sequence)
             self._placement.waiting.add(sequence)
         for choice in choices:
@@ -126,7 +126,7 @@ class Requests:
         sequence = Sequence(request, [choice.index], request.prompt + outputs)
         sequence.base = sequence.sent = sequence.sent_before = len(outputs)
         sequence.numerics = choice.numerics
-        sequence.allowed = len(outputs) + request.window if request.window else None
+        sequence.allow(len(outputs) + request.window if request.window else None)
         sequence.finish = decoding.finish_of(request.params, len(outputs), outputs[-1])
         request.sequences[choice.index] = sequence
         if sequence.finish is None:
@@ -152,7 +152,7 @@ class Requests:
         for choice, limit in limits.items():
             sequence = request.sequences.get(choice)
             if sequence is not None and sequence.allowed is not None:
-                sequence.allowed = max(sequence.allowed, limit)
+                sequence.allow(max(sequence.allowed, limit))
 
     def time_out(self, request: Request) -> None:
         """End all choices of a request whose deadline has passed."""
@@ -207,22 +207,21 @@ class Requests:
             if self._open.get(sequence.request.id) is sequence.request:
                 self._outbox.prompt_output(sequence.request, piece.position, piece.logprobs)
         for sampled in accepted.sampled:
-            request = sampled.sequence.request
+            sequence, request = sampled.sequence, sampled.sequence.request
             self._placement.waiting.charge(request, OUTPUT_COST * len(sampled.tokens))
-            if sampled.sequence.finish is not None:
+            if sequence.finish is not None:
                 continue
             if request.search is not None:
-                self._candidates(sampled.sequence, request.search, sampled.logprobs[0])
+                self._candidates(sequence, request.search, sampled.logprobs[0])
+            elif len(sequence.choices) > 1:
+                self._fork(sampled)
             else:
-                self._sampled(sampled)
-            self._end_if_finished(request)
+                self._extend(sequence, sampled.tokens, sampled.logprobs)
         for sequence in accepted.completed:
             self._completed(sequence)
 
-    def _sampled(self, sampled: Sampled) -> None:
-        if len(sampled.sequence.choices) == 1:
-            self._extend(sampled.sequence, sampled.tokens, sampled.logprobs)
-            return
+    def _fork(self, sampled: Sampled) -> None:
+        """Each choice that began here gets its first token, and a sequence of its own."""
         sequences = decoding.fork(sampled.sequence)
         self._placement.share(sequences)
         for number, sequence in enumerate(sequences):
@@ -242,6 +241,7 @@ class Requests:
         if sequence.finish is not None:
             self._placement.stop(sequence)
             sequence.request.end(choice)
+            self._end_if_finished(sequence.request)
 
     def _completed(self, sequence: Sequence) -> None:
         """The prompt is computed, and that was all."""
@@ -275,3 +275,4 @@ class Requests:
                     self._outbox.answer(request, choice, search.answers[rank], beams[0].cached)
                 else:  # a grammar has fewer texts than that
                     self._outbox.no_answer(request, choice, Finish.ABORT)
+            self._end_if_finished(request)

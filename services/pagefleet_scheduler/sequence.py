@@ -122,15 +122,15 @@ class Sequence:
     base: int = 0
     """Outputs that the gateway already had when it submitted."""
     allowed: int | None = None
-    """Outputs that its gateway takes for now; None: any number."""
+    """Outputs that its gateway takes for now; None: any number. `allow` changes it."""
+    limit: int = field(init=False)
+    """Tokens, with those of the prompt, that it may have for now."""
     sent: int = 0
     """Outputs sent to the gateway."""
     sent_before: int = 0
     """Outputs that had been sent when its last beat came: by the next it must have them."""
     ahead: int = 0
     """Samples that are ordered and whose values are not back."""
-    protected: bool = False
-    """It came back from a preemption and has not got a token since."""
     flying: int = 0
     """Rows whose results are not back; until they are, a sequence that waits is not let in."""
     ordered: int = 0
@@ -172,6 +172,10 @@ class Sequence:
     keys: list[BlockKey] = field(default_factory=list)
     """Of its full blocks, as far as somebody asked."""
 
+    def __post_init__(self) -> None:
+        """Know the limit."""
+        self.allow(self.allowed)
+
     def __repr__(self) -> str:
         state = self.finish or ("runs" if self.slot is not None else "waits")
         return (
@@ -200,20 +204,27 @@ class Sequence:
 
         None where the last token that it may have is sampled already: nobody needs its keys yet.
         """
-        if self.request.params.max_tokens > 0 and self.outputs + self.ahead >= self.limit:
-            return 0
-        return self.length - self.ordered
-
-    @property
-    def limit(self) -> int:
-        """Outputs that it may have for now."""
-        most = self.request.params.max_tokens
-        return most if self.allowed is None else min(most, self.allowed)
+        length = len(self.tokens) + self.ahead
+        return length - self.ordered if length < self.limit else 0
 
     @property
     def paused(self) -> bool:
         """Whether it has all the outputs that its gateway takes for now."""
-        return self.allowed is not None and self.outputs >= self.allowed
+        return len(self.tokens) >= self.limit
+
+    def allow(self, outputs: int | None) -> None:
+        """Let it have so many outputs for now; None: as many as were asked for.
+
+        A prompt is fed even if no output was.
+        """
+        self.allowed = outputs
+        most = max(self.request.params.max_tokens, 1)
+        self.limit = len(self.request.prompt) + (most if outputs is None else min(most, outputs))
+
+    @property
+    def protected(self) -> bool:
+        """Whether it came back from a preemption and has not got a token since."""
+        return self.run > 0 and not self.proven
 
     def answers(self, choice: int) -> bool:
         """Whether a choice that began here is still wanted, and has no sequence of its own."""
@@ -231,7 +242,7 @@ class Sequence:
     @property
     def may_draft(self) -> int:
         """Drafts behind its last token that could all be outputs, and another one after them."""
-        return self.limit - self.outputs - 1
+        return self.limit - len(self.tokens) - 1
 
     @property
     def idles(self) -> bool:

@@ -85,6 +85,8 @@ class Speculation:
 
     def pays_to_wait(self, running: list[Sequence]) -> bool:
         """Whether the next step, if it waited for the last one's result, would gain by drafts."""
+        if not self.most:
+            return False
         pending = [sequence.pending for sequence in running]
         rows = pending.count(1)
         price = self.price(rows)

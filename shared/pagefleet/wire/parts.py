@@ -36,7 +36,9 @@ def pack_ints(values: Iterable[int]) -> Ints:
     Raises:
         OverflowError: one does not fit.
     """
-    return _little_endian(array("i", values)).tobytes()
+    if not (isinstance(values, array) and values.typecode == "i"):
+        values = array("i", values)
+    return _little_endian(values).tobytes()
 
 
 def unpack_ints(packed: Ints) -> "array[int]":
@@ -64,6 +66,7 @@ def unpack_floats(packed: Floats) -> "array[float]":
 
 def _little_endian(values: "array[_Number]") -> "array[_Number]":
     if sys.byteorder == "big":
+        values = values[:]
         values.byteswap()
     return values
 

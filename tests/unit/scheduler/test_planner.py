@@ -330,6 +330,17 @@ def test_who_came_back_keeps_its_blocks_until_it_has_a_token(arrive: Arrivals) -
     assert preempted == [back]
 
 
+def test_a_token_that_came_after_its_blocks_were_lost_proves_nothing(arrive: Arrivals) -> None:
+    worker = planner()
+    runs, waits = arrive(3), arrive(3)
+    worker.admit(runs)
+    worker.admit(waits)
+    plan_of(worker)
+    worker.preempt(waits)
+    answer(worker, 50, 50)
+    assert (runs.proven, waits.proven) == (True, False)
+
+
 def test_the_oldest_takes_blocks_from_anybody(arrive: Arrivals) -> None:
     worker = planner(blocks=4, budget=4, lookahead=False)
     worker.admit(arrive(4))

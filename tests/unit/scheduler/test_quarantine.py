@@ -200,11 +200,11 @@ def test_silence_counts_by_half(cell: Cell) -> None:
 # --- each death by itself --------------------------------------------------------------------
 
 
-def stream(*, slot: int | None = 0, proven: bool = False) -> Sequence:
+def stream(*, proven: bool = False) -> Sequence:
     number = next(NUMBERS)
     prompt, params = array("i", [1]), SamplingParams(max_tokens=8, seed=1)
     request = Request(f"r{number}", 1, b"g", prompt, params, b"", number, 0.0)
-    return Sequence(request, [0], prompt[:], slot=slot, proven=proven)
+    return Sequence(request, [0], prompt[:], proven=proven)
 
 
 def flight(*sequences: Sequence, sent: float = 10.0) -> Flight:
@@ -250,12 +250,6 @@ def test_who_had_a_token_is_suspected_less_unless_it_was_suspected_before() -> N
     die(court, fresh, proven)
     assert (fresh.suspicion, proven.suspicion) == (1, 1)
     assert court.suspected == 2
-
-
-def test_a_token_that_came_after_its_blocks_were_lost_proves_nothing() -> None:
-    court, runs, waits = Quarantine(), stream(), stream(slot=None)
-    gives(court, runs, waits)
-    assert (runs.proven, waits.proven) == (True, False)
 
 
 def test_who_is_suspected_of_another_death_too_is_not_cleared_with_the_guilty() -> None:

@@ -97,7 +97,7 @@ def test_no_more_than_there_is_room_for() -> None:
     assert len(free.drafts(sequence(LOOP), 3, 0.0).tokens) == 3
     assert len(free.drafts(sequence(LOOP), 100, 0.0).tokens) == 15
     ending = sequence(LOOP)
-    ending.allowed = 3
+    ending.allow(3)
     assert len(free.drafts(ending, 100, 0.0).tokens) == 2
 
 
@@ -152,16 +152,16 @@ def test_the_next_token_makes_the_match_longer() -> None:
 
 def test_nobody_waits_for_drafts_that_could_not_come() -> None:
     ending = sequence(LOOP, ahead=1)
-    ending.allowed = 3
+    ending.allow(3)
     assert speculation().pays_to_wait([ending])
-    ending.allowed = 2
+    ending.allow(2)
     assert not speculation().pays_to_wait([ending])
 
 
 def test_who_has_nothing_to_be_fed_does_not_count() -> None:
     paused = [sequence(list(range(20))) for _ in range(100)]
     for each in paused:
-        each.allowed = 0
+        each.allow(0)
     assert speculation().pays_to_wait([sequence(LOOP, ahead=1), *paused])
 
 
