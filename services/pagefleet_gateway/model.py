@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pagefleet.manifest import Manifest
 from pagefleet_gateway.chat_prompt import ChatPrompts
@@ -13,6 +13,12 @@ from pagefleet_gateway.errors import unknown_model
 from pagefleet_gateway.grammars import Grammars
 from pagefleet_gateway.tokenizer import PromptError, Tokenizer
 from pagefleet_gateway.vocabulary import Vocabulary
+
+THINKING_SWITCHES: Final = frozenset({"enable_thinking", "thinking"})
+"""Variables of chat templates that a request may set."""
+
+EFFORT_VARIABLE: Final = "reasoning_effort"
+"""The variable by which some are told how much to think."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,13 @@ class ServedModel:
         return self.tokenizer.vocabulary
 
     def template_reads(self, variable: str) -> bool:
-        """Whether the chat template has a place for a variable of this name."""
+        """Whether the chat template knows a variable, or a role, of this name."""
         return self.chat_prompts is not None and variable in self.chat_prompts.source
+
+    @property
+    def heeds_effort(self) -> bool:
+        """Whether the chat template can tell the model to think, or how much."""
+        return any(map(self.template_reads, (*THINKING_SWITCHES, EFFORT_VARIABLE)))
 
     def encode_chat(
         self, conversation: Mapping[str, Any], continue_final_message: bool

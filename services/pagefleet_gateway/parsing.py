@@ -39,12 +39,12 @@ def _fields(body: type[msgspec.Struct]) -> frozenset[str]:
 
 
 _ALL_KNOWN = {*UNSUPPORTED}.union(*map(_fields, (CompletionBody, ChatBody, ResponseBody)))
-_BARE_NAMES = {name.replace("_", ""): name for name in _ALL_KNOWN}
 _NEAR = 0.85
 _ERROR_PATH = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.(?P<path>.*)`)?$", re.DOTALL)
 _HINTS: Final = {
     re.compile(r"messages\[\d+\]\.content\[\d+\]\.type"): "only parts of type text are supported",
-    re.compile(r"input\[\d+\]\.(content|output)\[\d+\]\.type"): "only text is supported",
+    re.compile(r"input\[\d+\]\.(content|output)\[\d+\]\.type"): "only text is "
+    "supported, in parts of type input_text, output_text and refusal",
     re.compile(r"input\[\d+\]\.type"): "nothing is stored here, and there are no built-in tools: "
     "messages, function calls with their outputs, and reasoning are supported",
     re.compile(r"tools\[\d+\]\.type"): "there are no built-in tools here, only functions",
@@ -108,17 +108,18 @@ def _is_known(name: str, value: Any, body: type[msgspec.Struct]) -> bool:
         return False
     if name in _ALL_KNOWN:
         raise bad_request(f"{name} does not belong to this route.", name, "unknown_field")
-    if (near := _nearest(name)) is not None:
+    if (near := _nearest(name, body)) is not None:
         raise bad_request(
             f"{_quoted(name)} is no known field; is {near} meant?", _quoted(name), "unknown_field"
         )
     return False
 
 
-def _nearest(name: str) -> str | None:
+def _nearest(name: str, body: type[msgspec.Struct]) -> str | None:
     bare = re.sub(r"[-_ ]", "", name[:64]).lower()
-    matches = difflib.get_close_matches(bare, _BARE_NAMES, n=1, cutoff=_NEAR)
-    return _BARE_NAMES[matches[0]] if matches else None
+    names = {known.replace("_", ""): known for known in _fields(body) | UNSUPPORTED.keys()}
+    matches = difflib.get_close_matches(bare, names, n=1, cutoff=_NEAR)
+    return names[matches[0]] if matches else None
 
 
 def _quoted(name: str) -> str:

@@ -8,11 +8,12 @@ from typing import Any, Final
 from msgspec import structs
 
 from pagefleet_gateway.errors import ApiError, bad_request
-from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.model import EFFORT_VARIABLE, THINKING_SWITCHES, ServedModel
 from pagefleet_gateway.schema import (
     ChatBody,
     ChatMessage,
     CompletionBody,
+    Effort,
     GenerationBody,
     joined,
 )
@@ -24,9 +25,6 @@ MAX_PROMPTS: Final = 1024
 
 MAX_PREDICTION: Final = 16_384
 """Tokens of a prediction that count: all of them are looked through at every step."""
-
-TEMPLATE_VARIABLES: Final = frozenset({"enable_thinking", "thinking"})
-"""Switches of chat templates that a request may set."""
 
 
 def completion_prompts(body: CompletionBody, model: ServedModel) -> list[list[int]]:
@@ -112,9 +110,9 @@ def chat_prompt(
             "add_special_tokens",
         )
     variables = body.chat_template_kwargs or {}
-    if refused := variables.keys() - TEMPLATE_VARIABLES:
+    if refused := variables.keys() - THINKING_SWITCHES:
         raise bad_request(
-            f"chat_template_kwargs may set {' and '.join(sorted(TEMPLATE_VARIABLES))}, "
+            f"chat_template_kwargs may set {' and '.join(sorted(THINKING_SWITCHES))}, "
             f"not {min(refused)!r}.",
             "chat_template_kwargs",
         )
@@ -123,10 +121,11 @@ def chat_prompt(
             "documents have no place in this model's chat template.", "documents", "unsupported"
         )
     conversation = {
+        **_effort_variables(body.reasoning_effort),
         **variables,
         "documents": body.documents or None,
         "messages": [
-            _for_template(message, f"messages[{number}]")
+            _for_template(message, f"messages[{number}]", model)
             for number, message in enumerate(body.messages)
         ],
         "tools": tools,
@@ -166,10 +165,23 @@ def newest_turns(
     return prompt(begins[min(fitting, len(begins) - 1)])
 
 
-def _for_template(message: ChatMessage, field: str) -> dict[str, Any]:
-    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+def _effort_variables(effort: Effort | None) -> dict[str, Any]:
+    """What a template is told of it: how much, and by its switches whether at all."""
+    if effort is None:
+        return {}
+    return {**dict.fromkeys(THINKING_SWITCHES, effort != "none"), EFFORT_VARIABLE: effort}
+
+
+def _for_template(message: ChatMessage, field: str, model: ServedModel) -> dict[str, Any]:
+    """A developer speaks as the system where the template knows no such role: it may say nothing
+    of a message whose role it does not know.
+    """
+    says = message.content is not None or message.refusal is not None
+    if not says and not (message.role == "assistant" and message.tool_calls):
         raise bad_request(f"{field}.content is missing.", "messages")
-    shown: dict[str, Any] = {"role": message.role, "content": message.text}
+    renamed = message.role == "developer" and not model.template_reads("developer")
+    role = "system" if renamed else message.role
+    shown: dict[str, Any] = {"role": role, "content": message.text}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             shown[name] = value

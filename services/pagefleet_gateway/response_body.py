@@ -11,7 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from pagefleet_gateway.grammars import Schema
-from pagefleet_gateway.schema import Alternatives, CommonBody, Count
+from pagefleet_gateway.schema import (
+    Alternatives,
+    CommonBody,
+    Count,
+    Effort,
+    RefusalPart,
+    Verbosity,
+)
 from pagefleet_gateway.structured import TextFormat
 from pagefleet_gateway.tools import MAX_TOOLS, ToolName
 
@@ -50,17 +57,6 @@ class SaidText(msgspec.Struct, tag_field="type", tag="output_text"):
     text: str
 
 
-class SaidRefusal(msgspec.Struct, tag_field="type", tag="refusal"):
-    """A part in which it refused to answer."""
-
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        """As any other part's."""
-        return self.refusal
-
-
 class ThoughtText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
     """A part of what it thought."""
 
@@ -73,7 +69,7 @@ class SummaryText(msgspec.Struct, tag_field="type", tag="summary_text"):
     text: str
 
 
-Part: TypeAlias = InputText | SaidText | SaidRefusal | ThoughtText | SummaryText
+Part: TypeAlias = InputText | SaidText | RefusalPart | ThoughtText | SummaryText
 
 
 Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
@@ -82,7 +78,8 @@ Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
 class InputItem(msgspec.Struct):
     """An item of the conversation; which fields it must have depends on its type."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
+    """None is a message."""
     role: Role | None = None
     """Of a message."""
     content: str | list[Part] | None = None
@@ -137,15 +134,15 @@ Choosing: TypeAlias = Literal["none", "auto", "required"] | ChosenFunction | All
 class TextOptions(msgspec.Struct, omit_defaults=True):
     """`text`: what the answer must read like."""
 
-    format: TextFormat = msgspec.field(default_factory=lambda: TextFormat("text"))
-    verbosity: Literal["low", "medium", "high"] | None = None
+    format: TextFormat | None = None
+    verbosity: Verbosity | None = None
     """Not obeyed."""
 
 
 class ReasoningOptions(msgspec.Struct):
     """`reasoning`: whether the model is to think, where its template can tell it so."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     """Not obeyed: thoughts are shown as they are."""
 

@@ -4,13 +4,12 @@ Messages, calls, their outputs and thoughts are items of one list. A chat has tu
 thought, said and called before it was answered is one message of the assistant.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from pagefleet_gateway.errors import bad_request
 from pagefleet_gateway.generation import Generation, Limits
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.parsing import parse
-from pagefleet_gateway.prompts import TEMPLATE_VARIABLES
 from pagefleet_gateway.response_body import (
     LOGPROBS,
     AllowedTools,
@@ -21,15 +20,17 @@ from pagefleet_gateway.response_body import (
     ResponseBody,
     Role,
 )
-from pagefleet_gateway.schema import ChatBody, ChatMessage, CommonBody, joined
+from pagefleet_gateway.schema import ChatBody, ChatMessage, CommonBody, Effort, joined
 from pagefleet_gateway.tools import (
     FunctionCall,
     FunctionName,
     FunctionSpec,
     NamedTool,
+    SubsetChoice,
     Tool,
     ToolCall,
     ToolChoice,
+    ToolSubset,
 )
 from pagefleet_gateway.understanding import Conversation, check_shared, understand_conversation
 
@@ -82,7 +83,7 @@ def _ignored(body: ResponseBody, model: ServedModel) -> list[str]:
         names.append("text.verbosity")
     if body.reasoning is not None and body.reasoning.summary is not None:
         names.append("reasoning.summary")
-    if _template_variables(body) and not any(map(model.template_reads, TEMPLATE_VARIABLES)):
+    if _effort(body) is not None and not model.heeds_effort:
         names.append("reasoning.effort")
     return names
 
@@ -92,39 +93,30 @@ def _shows_logprobs(body: ResponseBody) -> bool:
 
 
 def _chat(body: ResponseBody) -> ChatBody:
-    tools, choice = _tools(body.tools or [], body.tool_choice)
     return ChatBody(
         **{name: getattr(body, name) for name in _COMMON},
         messages=_messages(body),
         logprobs=_shows_logprobs(body),
         top_logprobs=body.top_logprobs,
-        chat_template_kwargs=_template_variables(body),
-        tools=tools,
-        tool_choice=choice,
+        reasoning_effort=_effort(body),
+        tools=[_tool(tool) for tool in body.tools or []],
+        tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
     )
 
 
-def _template_variables(body: ResponseBody) -> dict[str, Any] | None:
-    if body.reasoning is None or body.reasoning.effort is None:
-        return None
-    return dict.fromkeys(TEMPLATE_VARIABLES, body.reasoning.effort != "none")
+def _effort(body: ResponseBody) -> Effort | None:
+    return body.reasoning.effort if body.reasoning else None
 
 
-def _tools(
-    tools: list[FunctionTool], choice: Choosing | None
-) -> tuple[list[Tool], ToolChoice | None]:
-    known = {tool.name for tool in tools}
-    if isinstance(choice, AllowedTools):
-        allowed = {tool.name for tool in choice.tools}
-        if unknown := allowed - known:
-            text = f"tool_choice names {min(unknown)!r}, which is not in tools."
-            raise bad_request(text, "tool_choice")
-        tools, chosen = [tool for tool in tools if tool.name in allowed], choice.mode
-        return [_tool(tool) for tool in tools], chosen
-    if isinstance(choice, ChosenFunction):
-        return [_tool(tool) for tool in tools], NamedTool("function", FunctionName(choice.name))
-    return [_tool(tool) for tool in tools], choice
+def _choice(choice: Choosing | None) -> ToolChoice | None:
+    match choice:
+        case AllowedTools(mode=mode, tools=tools):
+            named = [NamedTool(FunctionName(tool.name)) for tool in tools]
+            return SubsetChoice(ToolSubset(mode, named))
+        case ChosenFunction(name=name):
+            return NamedTool(FunctionName(name))
+    return choice
 
 
 def _tool(tool: FunctionTool) -> Tool:
@@ -153,10 +145,11 @@ class _Turns:
         """The turn of the assistant, the last of the messages, while it may go on."""
 
     def add(self, item: InputItem, field: str) -> None:
-        for name in _REQUIRED[item.type]:
+        kind = item.type or "message"
+        for name in _REQUIRED[kind]:
             if getattr(item, name) is None:
                 raise bad_request(f"{field}.{name} is missing.", field)
-        match item.type:
+        match kind:
             case "message":
                 self._say(item.role or "user", joined(item.content))
             case "function_call":

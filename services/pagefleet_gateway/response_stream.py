@@ -38,6 +38,7 @@ from pagefleet_gateway.response_object import (
     ResponseUsage,
 )
 from pagefleet_gateway.resume import Had, changed, event_id, position
+from pagefleet_gateway.structured import TextFormat
 
 _encoder = msgspec.json.Encoder()
 
@@ -140,7 +141,7 @@ def _begun(generation: Generation) -> ResponseObject:
         reasoning=body.reasoning or ReasoningOptions(),
         safety_identifier=_given(body.safety_identifier),
         temperature=params.temperature,
-        text=body.text or TextOptions(),
+        text=_text(body.text or TextOptions()),
         tool_choice=body.tool_choice or "auto",
         tools=body.tools or [],
         top_logprobs=body.top_logprobs or 0,
@@ -148,6 +149,10 @@ def _begun(generation: Generation) -> ResponseObject:
         truncation=body.truncation or "disabled",
         user=_given(body.user),
     )
+
+
+def _text(asked: TextOptions) -> TextOptions:
+    return msgspec.structs.replace(asked, format=asked.format or TextFormat("text"))
 
 
 def _given(label: str | None) -> str | UnsetType:

@@ -5,7 +5,7 @@ what happens to fields that are not here, is `parsing`.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -37,6 +37,10 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_LISTED)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Word = Annotated[str, Meta(min_length=1)]
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model is to think, where its template can tell it."""
+
+Verbosity: TypeAlias = Literal["low", "medium", "high"]
 
 
 class StreamOptions(msgspec.Struct):
@@ -48,11 +52,21 @@ class StreamOptions(msgspec.Struct):
     """The usage so far, in every chunk."""
 
 
-class ContentPart(msgspec.Struct):
+class TextPart(msgspec.Struct, tag_field="type", tag="text"):
     """A piece of a message's content."""
 
-    type: Literal["text"]
     text: str
+
+
+class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
+    """A piece in which an assistant refused to answer."""
+
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """As any other piece's."""
+        return self.refusal
 
 
 class _HasText(Protocol):
@@ -69,7 +83,7 @@ class Prediction(msgspec.Struct):
     """Text that the answer may repeat: drafts are taken from it, and it changes no token."""
 
     type: Literal["content"]
-    content: str | list[ContentPart]
+    content: str | list[TextPart]
 
 
 class CommonBody(msgspec.Struct, kw_only=True):
@@ -137,8 +151,10 @@ class ChatMessage(msgspec.Struct):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
-    """None only where an assistant called tools."""
+    content: str | list[TextPart | RefusalPart] | None = None
+    """None only where an assistant called tools, or refused."""
+    refusal: str | None = None
+    """What an assistant said in place of a content."""
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
@@ -148,8 +164,8 @@ class ChatMessage(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """The content, its parts joined."""
-        return joined(self.content)
+        """The content, its parts joined, or the refusal."""
+        return joined(self.content) or self.refusal or ""
 
 
 class ChatBody(GenerationBody, kw_only=True):
@@ -161,6 +177,9 @@ class ChatBody(GenerationBody, kw_only=True):
     max_completion_tokens: Count | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
+    """Not obeyed."""
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, str]], Meta(max_length=MAX_LISTED)] | None = None
     """For templates that show texts to answer from, each with such fields as it reads."""
@@ -176,9 +195,7 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "reasoning_effort": (),
-    "suffix": (),
-    "verbosity": (),
+    "suffix": ("",),
     "web_search_options": (),
 }
 """Fields that would change the answer if they were obeyed, with the values that would not; where a

@@ -19,6 +19,7 @@ MAX_CHOICES: Final = 4096
 """Texts that a choice may be among."""
 
 _KINDS: Final = ("json", "regex", "choice", "grammar")
+_OBJECT: Final[Schema] = {"type": "object"}
 _LITERAL: Final = frozenset(" !',:;=@_")
 """Punctuation that means itself in a regex."""
 
@@ -30,7 +31,8 @@ class JsonSchemaFormat(msgspec.Struct):
     """`response_format.json_schema`."""
 
     name: str
-    schema: Schema = msgspec.field(default_factory=lambda: {"type": "object"})
+    schema: Schema | None = None
+    """Any object, where there is none."""
     strict: bool | None = None
     """Every answer obeys its schema, strictly or not."""
     description: str | None = None
@@ -51,10 +53,11 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
         if self.type == "text":
             return None
         if self.type == "json_object":
-            return Asked({"type": "object"}, "response_format")
+            return Asked(_OBJECT, "response_format")
         if self.json_schema is None:
             raise bad_request("response_format.json_schema is missing.", "response_format")
-        return Asked(self.json_schema.schema, "response_format.json_schema.schema")
+        schema = _OBJECT if self.json_schema.schema is None else self.json_schema.schema
+        return Asked(schema, "response_format.json_schema.schema")
 
 
 class TextFormat(msgspec.Struct, omit_defaults=True):
@@ -76,7 +79,7 @@ class TextFormat(msgspec.Struct, omit_defaults=True):
         if self.type == "text":
             return None
         if self.type == "json_object":
-            return Asked({"type": "object"}, "text.format")
+            return Asked(_OBJECT, "text.format")
         if self.name is None or self.schema is None:
             raise bad_request("text.format needs a name and a schema.", "text")
         return Asked(self.schema, "text.format.schema")

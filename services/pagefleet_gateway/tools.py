@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from pagefleet_gateway.errors import bad_request
+from pagefleet_gateway.errors import ApiError, bad_request
 from pagefleet_gateway.grammar_job import Source
 from pagefleet_gateway.grammars import Grammars, Schema, Structure, spaced
 from pagefleet_gateway.tool_parsers import (
@@ -64,14 +64,26 @@ class FunctionName(msgspec.Struct):
     name: str
 
 
-class NamedTool(msgspec.Struct):
+class NamedTool(msgspec.Struct, tag_field="type", tag="function"):
     """A `tool_choice` of one tool."""
 
-    type: Literal["function"]
     function: FunctionName
 
 
-ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
+class ToolSubset(msgspec.Struct):
+    """Some of the tools, and whether one of them is to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class SubsetChoice(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    """A `tool_choice` among some of the tools."""
+
+    allowed_tools: ToolSubset
+
+
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool | SubsetChoice
 Tools: TypeAlias = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
 
 
@@ -88,7 +100,7 @@ class ToolCall(msgspec.Struct):
 
     id: str
     function: FunctionCall
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
 
 
 @dataclass(frozen=True)
@@ -125,6 +137,8 @@ def tool_use(
         return ToolUse()
     if choice == "none":
         return ToolUse()
+    if isinstance(choice, SubsetChoice):
+        tools, choice = _allowed(tools, choice.allowed_tools), choice.allowed_tools.mode
     shown = shown_tools(tools)
     named = {tool.function.name: _schema(tool) for tool in tools}
     if choice == "required":
@@ -133,7 +147,7 @@ def tool_use(
     if isinstance(choice, NamedTool):
         name = choice.function.name
         if name not in named:
-            raise bad_request(f"tool_choice names {name!r}, which is not in tools.", "tool_choice")
+            raise _unknown(name)
         structure = grammars.json(named[name], f"tools.{name}.parameters")
         return ToolUse(shown, only(name), structure)
     if parser is None:
@@ -145,6 +159,17 @@ def tool_use(
     is_guided = parser in TAGGED and any(tool.function.strict for tool in tools)
     calls = _tagged_calls(tools, grammars) if is_guided else None
     return ToolUse(shown, PARSERS[parser], calls, parser in SPECIAL_MARKERS, parallel)
+
+
+def _allowed(tools: Sequence[Tool], subset: ToolSubset) -> list[Tool]:
+    names = {tool.function.name for tool in subset.tools}
+    if unknown := names - {tool.function.name for tool in tools}:
+        raise _unknown(min(unknown))
+    return [tool for tool in tools if tool.function.name in names]
+
+
+def _unknown(name: str) -> ApiError:
+    return bad_request(f"tool_choice names {name!r}, which is not in tools.", "tool_choice")
 
 
 def shown_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:

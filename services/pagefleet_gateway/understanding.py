@@ -108,7 +108,7 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
         max_tokens=asked,
         max_tokens_field=field,
         messages_field="messages",
-        ignored=parsed.ignored,
+        ignored=[*parsed.ignored, *_ignored(body, model)],
     )
     return understand_conversation(conversation, model, limits)
 
@@ -176,6 +176,14 @@ def understand_conversation(
         message=_message(tools, model, guided=structure is not None and not structure.free),
         keeps_special=tools.keeps_special,
     )
+
+
+def _ignored(body: ChatBody, model: ServedModel) -> list[str]:
+    """Options of which nothing comes."""
+    names = [] if body.verbosity is None else ["verbosity"]
+    if body.reasoning_effort is not None and not model.heeds_effort:
+        names.append("reasoning_effort")
+    return names
 
 
 def _prompt(

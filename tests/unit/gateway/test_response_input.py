@@ -83,7 +83,8 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"reasoning": {"effort": "none", "summary": "auto"}},
         {"chat_template_kwargs": {"enable_thinking": False}},
     ),
-    ({"reasoning": {"effort": "high"}}, {"chat_template_kwargs": {"enable_thinking": True}}),
+    ({"text": {"format": None, "verbosity": "low"}}, {"response_format": None}),
+    ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
     ({"stream": True}, {"stream": True}),
 ]
 
@@ -121,7 +122,13 @@ TOOL_CHOICES: list[tuple[Any, list[str], Any]] = [
             "tools": [{"type": "function", "name": "weather"}],
         },
         ["weather"],
-        "required",
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {
+                "mode": "required",
+                "tools": [{"type": "function", "function": {"name": "weather"}}],
+            },
+        },
     ),
 ]
 
@@ -150,7 +157,7 @@ def test_tools_mean_those_of_a_chat(
 def test_items_become_turns() -> None:
     part = {"type": "output_text", "text": "Let me see.", "annotations": [], "logprobs": []}
     items = [
-        {"role": "developer", "content": "Use tools."},
+        {"type": None, "role": "developer", "content": "Use tools."},
         {"role": "user", "content": [{"type": "input_text", "text": t} for t in ("How ", "warm?")]},
         {
             "type": "reasoning",
@@ -190,7 +197,7 @@ def test_items_become_turns() -> None:
     ]
     assert turns(items, instructions="Be brief.") == [
         {"role": "system", "content": "Be brief."},
-        {"role": "developer", "content": "Use tools."},
+        {"role": "system", "content": "Use tools."},
         {"role": "user", "content": "How warm?"},
         {
             "role": "assistant",

@@ -407,3 +407,20 @@ def test_auto_needs_to_know_the_model() -> None:
 def test_markers_that_are_special_tokens_are_text() -> None:
     assert chat(model("mistral")).generation.keeps_special
     assert not chat(model("hermes")).generation.keeps_special
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_some_of_the_tools_are_allowed(mode: str) -> None:
+    def among(*names: str) -> dict[str, Any]:
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+    asked = chat(tools=[WEATHER, NOW], tool_choice=among("time.now"))
+    alone = chat(tools=[NOW], tool_choice=mode)
+    assert prompt_of(asked) == prompt_of(alone)
+    assert asked.generation.params.guide == alone.generation.params.guide
+    assert asked.generation.message is not None
+    for choice, words in ((among("time.now", "zork"), "'zork', which is not"), (among(), "length")):
+        with pytest.raises(ApiError, match=words) as caught:
+            chat(tools=[WEATHER, NOW], tool_choice=choice)
+        assert caught.value.param == "tool_choice"

@@ -1,0 +1,80 @@
+"""Fields of bodies: null is absent wherever a field may be, and names are those of their route."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.inspect import ListType, Metadata, StructType, Type, UnionType, type_info
+
+from pagefleet_gateway.errors import ApiError
+from pagefleet_gateway.parsing import parse
+from pagefleet_gateway.response_body import ResponseBody
+from pagefleet_gateway.schema import ChatBody, CompletionBody
+from pagefleet_gateway.tokenizing import DetokenizeBody, TokenizeBody
+
+
+def structs(info: Type) -> Iterator[type[msgspec.Struct]]:
+    """All that a body may consist of."""
+    match info:
+        case StructType():
+            yield info.cls
+            for field in info.fields:
+                yield from structs(field.type)
+        case UnionType():
+            for each in info.types:
+                yield from structs(each)
+        case ListType():
+            yield from structs(info.item_type)
+        case Metadata():
+            yield from structs(info.type)
+
+
+@pytest.mark.parametrize(
+    "body", [CompletionBody, ChatBody, ResponseBody, TokenizeBody, DetokenizeBody]
+)
+def test_what_may_be_absent_may_be_null(body: type[msgspec.Struct]) -> None:
+    found = set(structs(type_info(body)))
+    assert body in found
+    for struct in found:
+        for field in msgspec.structs.fields(struct):
+            if not field.required:
+                assert msgspec.convert(None, field.type) is None, f"{struct}.{field.name}"
+
+
+ASKED: dict[type[msgspec.Struct], dict[str, Any]] = {
+    CompletionBody: {"prompt": "a"},
+    ChatBody: {"messages": [{"role": "user", "content": "a"}]},
+    ResponseBody: {"input": "a"},
+}
+NEAR: list[tuple[str, dict[type[msgspec.Struct], str]]] = [
+    ("conversation_id", {ResponseBody: "conversation"}),
+    ("prompt_id", {CompletionBody: "prompt"}),
+    ("inputs", {ResponseBody: "input"}),
+    ("message", {ChatBody: "messages"}),
+    ("temprature", dict.fromkeys(ASKED, "temperature")),
+    ("sufix", dict.fromkeys(ASKED, "suffix")),
+    ("chat_id", {}),
+]
+
+
+@pytest.mark.parametrize("body", ASKED)
+@pytest.mark.parametrize(("name", "meant"), NEAR)
+def test_only_names_near_to_those_of_the_route_are_refused(
+    body: type[msgspec.Struct], name: str, meant: dict[type[msgspec.Struct], str]
+) -> None:
+    content = json.dumps(ASKED[body] | {name: "x"}).encode()
+    if body not in meant:
+        assert parse(content, body).ignored == [name]
+        return
+    with pytest.raises(ApiError, match=rf"is {meant[body]} meant\?") as caught:
+        parse(content, body)
+    assert (caught.value.param, caught.value.code) == (name, "unknown_field")
+
+
+def test_a_part_of_another_type_is_told_which_there_are() -> None:
+    said = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    with pytest.raises(ApiError, match="input_text") as caught:
+        parse(json.dumps({"input": said}).encode(), ResponseBody)
+    assert caught.value.param == "input[0].content[0]"

@@ -1,0 +1,97 @@
+"""Conversations as chat templates are shown them."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pagefleet_gateway.chat_prompt import ChatPrompts
+from pagefleet_gateway.errors import ApiError
+from pagefleet_gateway.generation import Generation, Limits
+from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.template import ChatTemplate
+from pagefleet_gateway.understanding import understand_chat
+from tests.unit.gateway.served import echo_model
+
+MESSAGES = "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def served(template: str) -> ServedModel:
+    echo = echo_model()
+    return replace(
+        echo, chat_prompts=ChatPrompts(echo.tokenizer, ChatTemplate(template, {}), template)
+    )
+
+
+def chat(template: str, **fields: Any) -> Generation:
+    body = json.dumps({"messages": HELLO} | fields).encode()
+    return understand_chat(body, served(template), Limits(max_model_len=1000))
+
+
+def shown(template: str, **fields: Any) -> str:
+    """The prompt's text."""
+    return bytes(chat(template, **fields).prompts[0]).decode()
+
+
+def test_a_developer_is_the_system_of_templates_that_know_none() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, *HELLO]
+    silent = "{% for m in messages if m.role in ('user', 'system') %}{{ m.content }};{% endfor %}"
+    assert shown(silent, messages=messages) == "Be brief.;hello;"
+    assert shown(MESSAGES, messages=messages) == "system=Be brief.;user=hello;"
+    knows = MESSAGES + "{% if messages[0].role == 'developer' %}!{% endif %}"
+    assert shown(knows, messages=messages) == "developer=Be brief.;user=hello;!"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": None, "refusal": "I will not."},
+        {"content": "I will not.", "refusal": None},
+        {"content": [{"type": "refusal", "refusal": "I will not."}]},
+        {"content": [{"type": "text", "text": "I "}, {"type": "refusal", "refusal": "will not."}]},
+    ],
+)
+def test_what_an_assistant_refused_is_what_it_said(said: dict[str, Any]) -> None:
+    messages = [*HELLO, {"role": "assistant"} | said, *HELLO]
+    assert shown(MESSAGES, messages=messages) == "user=hello;assistant=I will not.;user=hello;"
+
+
+@pytest.mark.parametrize("role", ["user", "system", "developer", "tool", "assistant"])
+def test_who_says_nothing_is_named(role: str) -> None:
+    for said in ({}, {"content": None}, {"content": None, "tool_calls": []}, {"refusal": None}):
+        with pytest.raises(ApiError, match=r"messages\[1\].content is missing") as caught:
+            shown(MESSAGES, messages=[*HELLO, {"role": role} | said])
+        assert caught.value.param == "messages"
+
+
+SWITCHED = "{{ enable_thinking }} {{ thinking }} {{ reasoning_effort }}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"reasoning_effort": "none"}, "False False none"),
+        ({"reasoning_effort": "minimal"}, "True True minimal"),
+        ({"reasoning_effort": "high"}, "True True high"),
+        ({"reasoning_effort": None}, "  "),
+        (
+            {"reasoning_effort": "high", "chat_template_kwargs": {"thinking": False}},
+            "True False high",
+        ),
+    ],
+)
+def test_effort_reaches_templates_that_can_tell_it(asked: dict[str, Any], told: str) -> None:
+    assert shown(SWITCHED, **asked) == told
+    assert chat(SWITCHED, **asked).ignored == []
+
+
+def test_what_nobody_heeds_is_named() -> None:
+    options = {"reasoning_effort": "low", "verbosity": "high", "zork": 1}
+    assert sorted(chat(MESSAGES, **options).ignored) == sorted(options)
+    assert shown(MESSAGES, **options) == shown(MESSAGES)
+    for name in ("reasoning_effort", "verbosity"):
+        with pytest.raises(ApiError, match="is not acceptable") as caught:
+            chat(MESSAGES, **{name: "extreme"})
+        assert caught.value.param == name
