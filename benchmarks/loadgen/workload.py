@@ -48,10 +48,11 @@ class Workload:
             **msgspec.to_builtins(prompt),
             "max_tokens": output_tokens,
             "temperature": self.temperature,
-            "ignore_eos": self.ignore_eos,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self.ignore_eos:  # of vLLM's fields: some servers refuse what they do not know
+            body["ignore_eos"] = True
         if self.temperature:
             body["seed"] = seed
         return Request(prompt.route, msgspec.json.encode(body), output_tokens, self.ignore_eos)

@@ -81,7 +81,7 @@ def test_requests_are_greedy_or_have_a_seed_each():
     bodies = [json.loads(request.body) for request in greedy + sampled]
     assert [body["temperature"] for body in bodies] == [0] * 3 + [0.8] * 3
     assert [body.get("seed") for body in bodies] == [None] * 3 + [0, 1, 2]
-    assert [body["ignore_eos"] for body in bodies] == [True] * 3 + [False] * 3
+    assert [body.get("ignore_eos") for body in bodies] == [True] * 3 + [None] * 3
     assert [request.exact for request in greedy + sampled] == [True] * 3 + [False] * 3
 
 
