@@ -36,7 +36,7 @@ from pagefleet_gateway.response_input import understand_response
 from pagefleet_gateway.response_stream import ResponseRenderer
 from pagefleet_gateway.serving import GenerationRoute
 from pagefleet_gateway.tenants import Keyring
-from pagefleet_gateway.tokenizing import TokenizerRoute, detokenize, tokenize
+from pagefleet_gateway.tokenizing import TokenizerRoute, count_input, detokenize, tokenize
 from pagefleet_gateway.understanding import understand_chat, understand_completion
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def routes(gateway: Gateway) -> list[Route]:
         Route("/v1/models", facts.models),
         Route("/v1/models/{name:path}", facts.model),
         Route("/tokenize", TokenizerRoute(gateway, tokenize), methods=["POST"]),
+        Route("/v1/responses/input_tokens", TokenizerRoute(gateway, count_input), methods=["POST"]),
         Route("/detokenize", TokenizerRoute(gateway, detokenize), methods=["POST"]),
         Route("/openapi.json", _openapi),
         Route("/", facts.page),

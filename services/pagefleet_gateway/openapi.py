@@ -30,7 +30,13 @@ from pagefleet_gateway.responses import (
     Version,
 )
 from pagefleet_gateway.schema import ChatBody, CompletionBody
-from pagefleet_gateway.tokenizing import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
+from pagefleet_gateway.tokenizing import (
+    DetokenizeBody,
+    Detokenized,
+    InputTokens,
+    TokenizeBody,
+    Tokenized,
+)
 
 _REF: Final = "#/components/schemas/{name}"
 _JSON, _EVENTS, _HTML, _TEXT = "application/json", "text/event-stream", "text/html", "text/plain"
@@ -74,6 +80,12 @@ OPERATIONS: Final = (
         {_JSON: ResponseObject, _EVENTS: ResponseEvent},
         ResponseBody,
         has_end=False,
+    ),
+    Operation(
+        "/v1/responses/input_tokens",
+        "How many tokens the prompt of a response would have.",
+        {_JSON: InputTokens},
+        ResponseBody,
     ),
     Operation("/v1/models", "The models that are served.", {_JSON: ModelList}),
     Operation("/v1/models/{name}", "One model.", {_JSON: Model}, parameters=("name",)),

@@ -18,7 +18,7 @@ import msgspec
 
 from pagefleet_gateway.errors import ApiError, bad_request
 from pagefleet_gateway.response_body import ResponseBody
-from pagefleet_gateway.schema import INERT, UNSUPPORTED, ChatBody, CompletionBody
+from pagefleet_gateway.schema import INERT, RENAMED, UNSUPPORTED, ChatBody, CompletionBody
 
 MAX_FIELDS: Final = 256
 
@@ -108,7 +108,7 @@ def _is_known(name: str, value: Any, body: type[msgspec.Struct]) -> bool:
         return False
     if name in _ALL_KNOWN:
         raise bad_request(f"{name} does not belong to this route.", name, "unknown_field")
-    if (near := _nearest(name, body)) is not None:
+    if (near := RENAMED.get(name) or _nearest(name, body)) is not None:
         raise bad_request(
             f"{_quoted(name)} is no known field; is {near} meant?", _quoted(name), "unknown_field"
         )

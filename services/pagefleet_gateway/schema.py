@@ -201,6 +201,12 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
 """Fields that would change the answer if they were obeyed, with the values that would not; where a
 route has such a field, the route's own counts."""
 
+RENAMED: Final = {
+    f"guided_{kind}": f"structured_outputs.{kind}"
+    for kind in ("json", "regex", "choice", "grammar")
+}
+"""Names that vLLM had for fields before: to ignore them would let answers go unguided."""
+
 INERT: Final = frozenset(
     {
         "max_tool_calls",

@@ -1,11 +1,12 @@
-"""`POST /tokenize` and `POST /detokenize`: what the tokenizer does, for clients that count or cut.
+"""What the tokenizer does, for clients that count or cut.
 
-The shapes are vLLM's. Both take time: not for the event loop.
+`POST /tokenize` and `POST /detokenize` are vLLM's, `POST /v1/responses/input_tokens` is OpenAI's.
+All take time: not for the event loop.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,10 +15,12 @@ from starlette.types import Receive, Scope, Send
 from pagefleet_gateway.errors import bad_request
 from pagefleet_gateway.facts import as_json
 from pagefleet_gateway.gateway import Gateway
+from pagefleet_gateway.generation import Limits
 from pagefleet_gateway.guard import PostRoute
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.parsing import parse
 from pagefleet_gateway.prompts import chat_prompt, check_vocabulary, encode
+from pagefleet_gateway.response_input import understand_response
 from pagefleet_gateway.schema import ChatBody, ChatMessage, TokenId
 from pagefleet_gateway.tools import Tools, shown_tools
 
@@ -59,13 +62,20 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
+class InputTokens(msgspec.Struct):
+    """The answer of `/v1/responses/input_tokens`."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class TokenizerRoute(PostRoute):
-    """The endpoint of one of the two routes; `work` is what it does with a body."""
+    """The endpoint of one of the routes; `work` is what it does with a body."""
 
     def __init__(
         self,
         gateway: Gateway,
-        work: Callable[[bytes, ServedModel, int], Tokenized | Detokenized],
+        work: Callable[[bytes, ServedModel, int], Tokenized | Detokenized | InputTokens],
     ) -> None:
         super().__init__(gateway)
         self._work = work
@@ -106,6 +116,16 @@ def detokenize(content: bytes, model: ServedModel, max_model_len: int) -> Detoke
     model.check_name(body.model)
     check_vocabulary(body.tokens, "tokens", model)
     return Detokenized(model.tokenizer.decode(body.tokens, skip_special_tokens=False))
+
+
+def count_input(content: bytes, model: ServedModel, max_model_len: int) -> InputTokens:
+    """How many tokens a response's prompt would have.
+
+    Raises:
+        ApiError: what the response would be refused with.
+    """
+    generation = understand_response(content, model, Limits(max_model_len))
+    return InputTokens(sum(map(len, generation.prompts)))
 
 
 _OF_CHATS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")

@@ -54,6 +54,8 @@ def test_create(client: openai.OpenAI, server: Serving) -> None:
     )
     assert answer.output_text == chat.choices[0].message.content
     assert usage.output_tokens == chat.usage.completion_tokens
+    counted = client.responses.input_tokens.count(model=server.model, input=QUESTION)
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", usage.input_tokens)
 
 
 def test_a_conversation_is_sent_along(client: openai.OpenAI, server: Serving) -> None:

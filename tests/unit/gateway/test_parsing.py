@@ -55,6 +55,8 @@ NEAR: list[tuple[str, dict[type[msgspec.Struct], str]]] = [
     ("message", {ChatBody: "messages"}),
     ("temprature", dict.fromkeys(ASKED, "temperature")),
     ("sufix", dict.fromkeys(ASKED, "suffix")),
+    ("guided_json", dict.fromkeys(ASKED, "structured_outputs.json")),
+    ("guided_choice", dict.fromkeys(ASKED, "structured_outputs.choice")),
     ("chat_id", {}),
 ]
 

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.generation import Limits
-from pagefleet_gateway.tokenizing import Detokenized, Tokenized, detokenize, tokenize
+from pagefleet_gateway.response_input import understand_response
+from pagefleet_gateway.tokenizing import (
+    Detokenized,
+    InputTokens,
+    Tokenized,
+    count_input,
+    detokenize,
+    tokenize,
+)
 from pagefleet_gateway.understanding import understand_chat
 from tests.unit.gateway.served import echo_model
 
@@ -45,6 +53,27 @@ def test_tools_that_the_template_does_not_know_change_nothing() -> None:
     with pytest.raises(ApiError) as caught:
         tokenized(messages=HELLO, tools=tools * 2)
     assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": "hello"},
+        {"input": [*HELLO, {"role": "assistant", "content": "hi"}], "instructions": "Be brief."},
+        {"input": "hello", "max_output_tokens": 5, "stream": True},
+    ],
+)
+def test_the_input_of_a_response_has_the_tokens_of_its_prompt(fields: dict[str, Any]) -> None:
+    content = json.dumps(fields).encode()
+    response = understand_response(content, echo_model(), Limits(LONGEST))
+    assert count_input(content, echo_model(), LONGEST) == InputTokens(len(response.prompts[0]))
+
+
+def test_the_input_of_a_response_is_refused_as_the_response_is() -> None:
+    for fields, param in (({}, "input"), ({"input": "a" * LONGEST}, "input")):
+        with pytest.raises(ApiError) as caught:
+            count_input(json.dumps(fields).encode(), echo_model(), LONGEST)
+        assert (caught.value.status, caught.value.param) == (400, param)
 
 
 @given(text=st.text(max_size=40))
