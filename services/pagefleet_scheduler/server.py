@@ -90,7 +90,10 @@ class Server:
             signal.signal(number, self._stop)
         log.info("listening for gateways and workers")
         while not self._stopping:
-            self._notifier.beat(time.monotonic(), ready=True)
+            now = time.monotonic()
+            self._notifier.beat(now, ready=True)
+            for hub in (self._gateways, self._workers):
+                hub.stay_found(now)
             faultpoints.reach("scheduler.loop")
             self._handle(self._receive())
             self._tell_of_stall()

@@ -15,7 +15,7 @@ import msgspec
 import zmq
 
 from pagefleet.gate import Gate
-from pagefleet.transport import EndpointError, Hub, is_local
+from pagefleet.transport import EndpointError, Hub, is_local, listen
 
 
 class Tap:
@@ -34,10 +34,10 @@ class Tap:
         self._socket = context.socket(zmq.PUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
+            listen(self._socket, endpoint)
+        except EndpointError:
             self._socket.close()
-            raise EndpointError(f"{endpoint}: cannot listen there: {error}") from error
+            raise
 
     def publish(self, *parts: bytes) -> None:
         """Give all readers a frame, after where it goes."""

@@ -8,7 +8,9 @@ lost one); a second connection with a known identity is ignored for ever, though
 heartbeats: a peer that comes back before its old connection is known to be closed, after the hub
 was stopped for a second, would never be heard again (ROUTER_HANDOVER; identities are random per
 start); a connection that ended for what the other end said (it has another key, is another service
-that was given the port, sent too large a frame) is never made again (peers do it themselves).
+that was given the port, sent too large a frame) is never made again (peers do it themselves); who
+binds a Unix socket takes its address from whoever listens there (looked for before); one whose file
+was deleted, as cleaners of /tmp do, is found by nobody new (the hub listens there again).
 
 A frame is one message. An address beyond the machine needs the cell's key (cell_key.py), with which
 all TCP is encrypted and lets in only who has it too (gate.py); Unix sockets need none, and loopback
@@ -17,7 +19,10 @@ that is not made, or a handshake that is not answered, within seconds, and tries
 """
 
 import contextlib
+import errno
+import logging
 import os
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +36,8 @@ from zmq.utils.monitor import parse_monitor_message
 from pagefleet import faultpoints
 from pagefleet.cell_key import CellKey
 from pagefleet.gate import HANDSHAKE_FAILED, HANDSHAKE_MS, Gate, public_key, watch
+
+log = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 64 * 2**20
 """A larger message closes the connection it came on."""
@@ -48,6 +55,7 @@ _RENEWAL_SECONDS = 0.5  # that a lost connection waits for libzmq to make it aga
 _CONNECT_MS = 1000  # for which TCP may try to connect: it would wait twice as long each time
 _BACKLOG = 2048  # connections at TCP that wait to be accepted: strangers may come in crowds
 _MAX_IPC_PATH = 107
+_LOOK_SECONDS = 1.0  # between two looks at whether the files of Unix sockets are still there
 
 _FATE = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -91,6 +99,11 @@ def is_local(endpoint: str) -> bool:
     if url.scheme != "ipc":
         raise EndpointError(f"{endpoint}: an endpoint begins with ipc:// or tcp://")
     path = endpoint.removeprefix("ipc://")
+    if path.startswith(("@", "*")):
+        raise EndpointError(
+            f"{endpoint}: a Unix socket without a file has no folder that would keep other users "
+            "of this machine out; name a path"
+        )
     if not path or len(os.fsencode(path)) > _MAX_IPC_PATH:
         raise EndpointError(
             f"{endpoint}: a Unix socket's path has 1 to {_MAX_IPC_PATH} bytes; choose a shorter "
@@ -117,28 +130,41 @@ class Hub:
         asked = [endpoints] if isinstance(endpoints, str) else endpoints
         key = gate.key if gate else None
         remote = [each for each in asked if check_endpoint(each, key).startswith("tcp://")]
+        self._files = [each for each in asked if each not in remote]
+        self._look_due = 0.0
         self.socket = _prepare(context.socket(zmq.ROUTER))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
-            for endpoint in asked:
-                if endpoint not in remote:
-                    _make_folder(endpoint)
-                    self._listen(endpoint)
+            for endpoint in self._files:
+                listen(self.socket, endpoint)
             if remote and gate is not None:
                 gate.guard(self.socket)
             for endpoint in remote:
                 _prepare_tcp(self.socket, endpoint)
-                self._listen(endpoint)
+                listen(self.socket, endpoint)
         except EndpointError:
             self.socket.close()
             raise
 
-    def _listen(self, endpoint: str) -> None:
-        try:
-            self.socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise EndpointError(f"{endpoint}: cannot listen there: {error}") from error
+    def stay_found(self, now: float) -> None:
+        """Listen again at Unix sockets whose files are gone; to be called once in a while.
+
+        Whoever is connected stays so.
+
+        Args:
+            now: seconds of a clock that never goes back.
+        """
+        if now < self._look_due:
+            return
+        self._look_due = now + _LOOK_SECONDS
+        for endpoint in self._files:
+            if not os.path.exists(endpoint.removeprefix("ipc://")):
+                try:
+                    listen(self.socket, endpoint)
+                    log.warning("%s was deleted; it is there again", endpoint)
+                except EndpointError as error:
+                    log.warning("nobody can join where the file was deleted: %s", error)
 
     def receive(self) -> list[tuple[bytes, bytes]]:
         """(identity, frame) that have arrived, `MOST_AT_ONCE` at most; does not wait."""
@@ -250,14 +276,44 @@ class Peer:
             self.socket.connect(self._endpoint)
 
 
-def _make_folder(endpoint: str) -> None:
-    folder = Path(endpoint.removeprefix("ipc://")).parent
-    folder.mkdir(0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid not in (0, os.geteuid()):
+def listen(hub: _Socket, endpoint: str) -> None:
+    """Have a socket listen at `endpoint`, in a folder that is made if it is a Unix socket's.
+
+    Raises:
+        EndpointError: it is taken, or cannot be had.
+    """
+    if endpoint.startswith("ipc://"):
+        path = Path(endpoint.removeprefix("ipc://"))
+        _make_folder(endpoint, path.parent)
+        if _is_listened_at(path):
+            raise EndpointError(
+                f"{endpoint}: another process listens there; end it, or choose another address"
+            )
+    try:
+        hub.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise EndpointError(f"{endpoint}: cannot listen there: {error}") from error
+
+
+def _make_folder(endpoint: str, folder: Path) -> None:
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        owner = folder.stat().st_uid
+    except OSError as error:
+        raise EndpointError(
+            f"{endpoint}: the folder {folder} cannot be made: {error.strerror}; choose another"
+        ) from error
+    if owner not in (0, os.geteuid()):
         raise EndpointError(
             f"{endpoint}: {folder} belongs to another user, who could put a socket of their own in "
             "this one's place; choose a folder of yours"
         )
+
+
+def _is_listened_at(path: Path) -> bool:
+    """Whether a process accepts connections at a Unix socket, or will when it comes to it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        return probe.connect_ex(str(path)) in (0, errno.EAGAIN)
 
 
 def _prepare(socket: _Socket) -> _Socket:
