@@ -94,9 +94,12 @@ class Pace:
     def tokens_within(self, seconds: float) -> float:
         """Tokens of prompts that are computed in such a time, as in the latest steps at the median.
 
-        Infinite while none was computed.
+        0 while none was computed, so that the first steps are small: a large model on a CPU would
+        be gone for a minute in its first prompt.
         """
-        usual = median(self._prompts) if self._prompts else 0.0
+        if not self._prompts:
+            return 0.0
+        usual = median(self._prompts)
         return seconds / usual if usual else inf
 
     def excuse(self, seconds: float) -> None:

@@ -45,7 +45,8 @@ SHARE_BESIDE = 1 / 3
 many small ones would delay the last prompt of a crowd."""
 
 LEAST_OF_PROMPTS = 64
-"""Tokens of prompts that a step may have however long they take: few cost as much as these."""
+"""Tokens of prompts that a step may have however long they take: few cost as much as these. The
+first steps of a worker have no more, by which it is found out how long they take."""
 
 
 class Planner:

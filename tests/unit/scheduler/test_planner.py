@@ -131,6 +131,16 @@ def test_slow_prompts_go_in_shorter_chunks(arrive: Arrivals, fitting: int, chunk
     ]
 
 
+def test_the_first_prompt_of_a_worker_tells_how_fast_it_is(arrive: Arrivals) -> None:
+    worker = planner(blocks=200, budget=400)
+    worker.admit(arrive(380))
+    first, second = plan_of(worker), plan_of(worker)
+    assert rows(first) + rows(second) == [(0, at, LEAST_OF_PROMPTS, 0) for at in (0, 64)]
+    worker.pace.landed(worker.flights[0], 0.01)
+    answer(worker)
+    assert rows(plan_of(worker)) == [(0, 128, 252, 1)]
+
+
 @pytest.mark.parametrize(
     ("prompt", "decoding", "chunk"),
     [
