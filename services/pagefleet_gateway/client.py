@@ -147,6 +147,7 @@ class SchedulerClient:
         self._queries = count(1)
         self._inspections: dict[int, asyncio.Future[Snapshot]] = {}
         self._peer: Peer | None = None
+        self._longest: int | None = None
 
     @property
     def health(self) -> CellHealth:
@@ -164,8 +165,10 @@ class SchedulerClient:
 
     @property
     def max_model_len(self) -> int | None:
-        """The longest sequence that some worker holds; None while that is not known."""
-        return self.link.pulse.max_model_len or None if self.link.pulse else None
+        """The longest sequence that some worker holds or, while there is none, held last; None
+        before the first.
+        """
+        return self._longest
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -240,6 +243,7 @@ class SchedulerClient:
             else:
                 self._carry_out(self.link.handle(message, time.monotonic()))
                 if isinstance(message, Pulse) and message is self.link.pulse:
+                    self._longest = message.max_model_len or self._longest
                     self._keyring.learn(message, time.monotonic())
 
     def _answer_inspection(self, snapshot: Snapshot) -> None:

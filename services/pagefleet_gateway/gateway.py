@@ -53,5 +53,9 @@ class Gateway:
     @property
     def max_model_len(self) -> int:
         """Tokens that a request which comes now may have."""
-        longest = self.model.manifest.max_model_len
-        return min(longest, self.client.max_model_len or longest)
+        bounds = (
+            self.model.manifest.max_model_len,
+            self.settings.max_model_len,
+            self.client.max_model_len,
+        )
+        return min(bound for bound in bounds if bound is not None)

@@ -85,6 +85,9 @@ class ModelSettings:
         "how to sample where a request does not say: as the model's authors recommend (auto), in a "
         "neutral way (none, or vllm), or as the generation_config.json of a folder says",
     )
+    max_model_len: int | None = setting(
+        None, "tokens a sequence may have; as many as the model knows by default", least=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,9 +272,6 @@ class WorkerSettings(CellSettings, ModelSettings):
     )
     max_num_batched_tokens: int | None = setting(
         None, "tokens that one step may hold; 2048 on a GPU, 1024 elsewhere", least=1
-    )
-    max_model_len: int | None = setting(
-        None, "tokens a sequence may have; as many as the model knows by default", least=1
     )
     step_seconds: float = setting(0.0, "seconds that a step of --engine echo takes", least=0)
 

@@ -7,6 +7,7 @@ import signal
 import threading
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from benchmarks.drill.processes import children, is_alive
@@ -57,6 +58,20 @@ def test_a_gateway_hangs_in_the_middle_of_a_stream(served, questions):
     rest, _, ended = read(served.servers[0], question, last_id)
     assert ended
     assert [first[index] + rest[index] for index in range(question.choices)] == question.expected
+
+
+@pytest.mark.parametrize("bound", ["--num-blocks=4", "--max-model-len=64"])
+def test_an_answer_is_as_long_as_fits_while_there_is_no_worker(tmp_path, echo_folder, bound):
+    options = [f"--model={echo_folder}", "--engine=echo", "--block-size=16", "--check"]
+    with pagefleet_serve(tmp_path, *options, bound) as serving:
+        chat = f"{serving.url}/v1/chat/completions"
+        body = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
+        before = httpx.post(chat, json=body).json()
+        services = children(serving.process.pid).items()
+        os.kill(next(pid for pid, service in services if service == "worker"), signal.SIGKILL)
+        wait_until(lambda: httpx.get(f"{serving.url}/health").status_code == 503)
+        during = httpx.post(chat, json=body, timeout=60).json()
+        assert before["usage"]["total_tokens"] == during["usage"]["total_tokens"] == 64, during
 
 
 @pytest.mark.slow

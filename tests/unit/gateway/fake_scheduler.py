@@ -173,8 +173,9 @@ class FakeScheduler:
         )
         engines = [stats] * self.workers
         steps = CellStats([1] * (len(STEP_BOUNDS) + 1), 500, 1, 2, 3, 4, 5, 6_500_000)
+        longest = 4096 if self.workers else 0
         return Pulse(
-            self.epoch, self.workers, running, 0, 4096, unknown, False, engines, cell=steps
+            self.epoch, self.workers, running, 0, longest, unknown, False, engines, cell=steps
         )
 
     def _snapshot(self, inspect: Inspect) -> Snapshot:

@@ -96,6 +96,28 @@ def test_a_scheduler_that_comes_late_or_again_is_not_noticed(scheduler: FakeSche
     assert len(second.choices[0].tokens) > 5 * 4
 
 
+def test_the_length_that_workers_hold_outlives_them_and_their_scheduler(
+    scheduler: FakeScheduler,
+) -> None:
+    async def talk() -> None:
+        client = SchedulerClient(scheduler.endpoint)
+        async with client.running():
+            assert client.max_model_len is None
+            with scheduler.started():
+                await eventually(lambda: client.health.workers == 1)
+                assert client.max_model_len == 4096
+                scheduler.workers = 0
+                await eventually(lambda: client.health.workers == 0)
+                assert client.max_model_len == 4096
+            scheduler.epoch += 1
+            with scheduler.started():
+                await eventually(lambda: client.link.epoch == scheduler.epoch)
+                await eventually(lambda: client.link.pulse is not None)
+                assert client.max_model_len == 4096
+
+    asyncio.run(talk())
+
+
 def test_it_says_once_that_nobody_answers(
     scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -172,3 +172,13 @@ def test_prompts_and_answers_are_logged_only_if_asked(
     shown = 'prompts=["secret"] answers={"0":"terces","1":"ercest"}'
     assert (shown in line) == log_prompts
     assert ("secret" in caplog.text) == ("terces" in caplog.text) == log_prompts
+
+
+def test_the_longest_sequence_is_bounded_before_any_worker_is_known() -> None:
+    for fields, longest in (
+        ({}, 4096),
+        ({"max_model_len": 64}, 64),
+        ({"max_model_len": 9999}, 4096),
+    ):
+        (answer,) = ask(get("/v1/models"), **fields)
+        assert answer.json()["data"][0]["max_model_len"] == longest
