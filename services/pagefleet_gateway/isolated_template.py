@@ -38,7 +38,7 @@ class IsolatedTemplate:
             ApiError: 503, too many are being rendered.
         """
         try:
-            result = self._helpers.run(msgspec.msgpack.encode(conversation))
+            result = self._helpers.run(msgspec.json.encode(conversation))
         except LimitError as error:
             raise ChatTemplateError(
                 f"The chat template cannot be rendered with these messages: {error}."

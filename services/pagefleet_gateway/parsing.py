@@ -40,7 +40,7 @@ def _fields(body: type[msgspec.Struct]) -> frozenset[str]:
 
 _ALL_KNOWN = {*UNSUPPORTED}.union(*map(_fields, (CompletionBody, ChatBody, ResponseBody)))
 _NEAR = 0.85
-_ERROR_PATH = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.(?P<path>.*)`)?$", re.DOTALL)
+_ERROR_PATH = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.(?P<path>.*)`)?$", re.DOTALL)
 _HINTS: Final = {
     re.compile(r"messages\[\d+\]\.content\[\d+\]\.type"): "only parts of type text are supported",
     re.compile(r"input\[\d+\]\.(content|output)\[\d+\]\.type"): "only text is "

@@ -136,6 +136,8 @@ def chat_prompt(
         return model.encode_chat(conversation, bool(body.continue_final_message))
     except (PromptError, ChatTemplateError) as error:
         raise _refused(error, field) from error
+    except RecursionError:
+        raise bad_request(f"{field}, or what goes with it, is nested too deeply.", field) from None
 
 
 def newest_turns(

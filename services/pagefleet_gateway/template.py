@@ -74,7 +74,8 @@ class Rendered(msgspec.Struct, frozen=True, array_like=True):
 
 
 def begin(content: bytes) -> Callable[[bytes], bytes]:
-    """A helper's work (`helper`): jobs are conversations, results are `Rendered`.
+    """A helper's work (`helper`): jobs are conversations as JSON, which knows integers of any
+    size; results are `Rendered`.
 
     Raises:
         ChatTemplateError: the `TemplateSource` is malformed.
@@ -84,7 +85,7 @@ def begin(content: bytes) -> Callable[[bytes], bytes]:
 
     def work(job: bytes) -> bytes:
         try:
-            rendered = Rendered(template.render(msgspec.msgpack.decode(job)))
+            rendered = Rendered(template.render(msgspec.json.decode(job)))
         except ChatTemplateError as error:
             rendered = Rendered("", str(error))
         return msgspec.msgpack.encode(rendered)

@@ -37,7 +37,8 @@ MAX_TOOLS: Final = 128
 MAX_CALLS: Final = 16
 """Calls that a required list may hold."""
 
-ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$(?!\n)")]
+"""Python's `$` lets a line break follow, ECMAScript's does not."""
 
 
 class FunctionSpec(msgspec.Struct, omit_defaults=True):
@@ -208,8 +209,8 @@ def shown_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 
 def _shown(arguments: str) -> dict[str, Any] | str:
     try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
+        value = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
 

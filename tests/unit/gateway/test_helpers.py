@@ -78,7 +78,7 @@ def test_a_template_that_takes_too_much_is_one_error(source: str, n: int, reason
 
 def test_the_clock_limits_what_does_not_compute() -> None:
     helper = Helper("template", content(COUNTS), Limits(60.0, 0.2, 64 << 20))
-    job = msgspec.msgpack.encode({"n": 50_000})
+    job = msgspec.json.encode({"n": 50_000})
     with pytest.raises(LimitError, match=r"more than 0.2 seconds$"):
         helper.run(job)
     assert not helper.alive
@@ -87,7 +87,7 @@ def test_the_clock_limits_what_does_not_compute() -> None:
 def test_one_that_died_idle_is_replaced() -> None:
     pool = HelperPool("template", content("{{ n }}"), LIMITS, 1)
     for number in range(2):
-        result = pool.run(msgspec.msgpack.encode({"n": number}))
+        result = pool.run(msgspec.json.encode({"n": number}))
         assert msgspec.msgpack.decode(result, type=Rendered).text == str(number)
         helper = pool._idle.get()
         helper.end()
@@ -103,14 +103,14 @@ def test_a_helper_ends_with_its_parent() -> None:
 
 def test_others_go_on_while_one_computes() -> None:
     pool = HelperPool("template", content(COUNTS), Limits(1.5, 20.0, 64 << 20), 2)
-    small = msgspec.msgpack.encode({"n": 1})
+    small = msgspec.json.encode({"n": 1})
     pool.run(small)
     pool.run(small)
     results: list[object] = []
 
     def compute() -> None:
         try:
-            pool.run(msgspec.msgpack.encode({"n": 50_000}))
+            pool.run(msgspec.json.encode({"n": 50_000}))
         except LimitError as error:
             results.append(str(error))
 
@@ -127,7 +127,7 @@ def test_whoever_finds_none_free_is_told_to_come_again() -> None:
     pool = HelperPool("template", content("{{ n }}"), LIMITS, 1, wait=0.1)
     busy = pool._idle.get()
     with pytest.raises(ApiError) as caught:
-        pool.run(msgspec.msgpack.encode({"n": 1}))
+        pool.run(msgspec.json.encode({"n": 1}))
     assert (caught.value.status, caught.value.code) == (503, "overloaded")
     assert caught.value.retry_after
     busy.end()

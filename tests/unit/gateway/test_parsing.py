@@ -80,3 +80,23 @@ def test_a_part_of_another_type_is_told_which_there_are() -> None:
     with pytest.raises(ApiError, match="input_text") as caught:
         parse(json.dumps({"input": said}).encode(), ResponseBody)
     assert caught.value.param == "input[0].content[0]"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [({"k" * 65: "v"}, "length <= 64"), ({"k": 5}, "got `int`"), ({"k": "v" * 513}, "<= 512")],
+)
+def test_what_is_wrong_in_a_mapping_names_its_field(metadata: Any, words: str) -> None:
+    with pytest.raises(ApiError, match=words) as caught:
+        parse(json.dumps({"input": "a", "metadata": metadata}).encode(), ResponseBody)
+    assert caught.value.param == "metadata"
+
+
+def test_a_tool_has_a_name_without_a_line_break() -> None:
+    for name in ("f\n", "\nf", "f\n\n", "f g", "", "f" * 65):
+        for tool in ({"name": name}, {"function": {"name": name}}):
+            body = ChatBody if "function" in tool else ResponseBody
+            asked = ASKED[body] | {"tools": [{"type": "function"} | tool]}
+            with pytest.raises(ApiError, match="matching regex") as caught:
+                parse(json.dumps(asked).encode(), body)
+            assert caught.value.param == "tools"

@@ -1,6 +1,7 @@
 """Conversations as chat templates are shown them."""
 
 import json
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ def served(template: str) -> ServedModel:
 
 def chat(template: str, **fields: Any) -> Generation:
     body = json.dumps({"messages": HELLO} | fields).encode()
-    return understand_chat(body, served(template), Limits(max_model_len=1000))
+    return understand_chat(body, served(template), Limits(max_model_len=100_000))
 
 
 def shown(template: str, **fields: Any) -> str:
@@ -95,3 +96,60 @@ def test_what_nobody_heeds_is_named() -> None:
         with pytest.raises(ApiError, match="is not acceptable") as caught:
             chat(MESSAGES, **{name: "extreme"})
         assert caught.value.param == name
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """Objects within objects."""
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def called(arguments: str) -> list[dict[str, Any]]:
+    """A conversation in which a tool was called."""
+    function = {"name": "f", "arguments": arguments}
+    return [*HELLO, {"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}]
+
+
+ARGUMENTS = [
+    *('{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}', '{"a": "\\ud800"}', "{", "[1]", "null"),
+    *('{"a": ' + "9" * 5000 + "}", "[" * 2000, '{"a": ' * 2000, "\0", "{} {}", "\U0001f600"),
+]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=range(len(ARGUMENTS)))
+def test_arguments_that_are_no_object_are_shown_as_they_are(arguments: str) -> None:
+    """By a template in a process of its own, which they have to reach."""
+    template = "{{ messages[1].tool_calls[0].function.arguments }}"
+    assert shown(template, messages=called(arguments)) == arguments
+    body = json.dumps({"messages": called(arguments)}).encode()
+    assert understand_chat(body, echo_model(), Limits(max_model_len=100_000)).prompts[0]
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**400])
+def test_numbers_of_any_size_reach_the_template(number: int) -> None:
+    parameters = {"type": "object", "properties": {"a": {"maximum": number}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    served = replace(echo_model(), tool_call_parser="hermes")
+    for fields in (
+        {"messages": called(json.dumps({"a": number}))},
+        {"messages": HELLO, "tools": tools},
+        {"messages": HELLO, "chat_template_kwargs": {"thinking": number}},
+    ):
+        body = json.dumps(fields).encode()
+        assert understand_chat(body, served, Limits(max_model_len=1000)).prompts[0]
+
+
+@pytest.mark.parametrize("depth", [10, 200, 500, 700, 900])
+def test_what_is_nested_too_deeply_is_refused(depth: int) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": nested(depth)}}]
+    served = replace(echo_model(), tool_call_parser="hermes")
+    for fields in (
+        {"messages": called(json.dumps(nested(depth)))},
+        {"messages": HELLO, "tools": tools},
+        {"messages": HELLO, "chat_template_kwargs": {"thinking": nested(depth)}},
+    ):
+        with suppress(ApiError) if depth > 100 else nullcontext():
+            body = json.dumps(fields).encode()
+            assert understand_chat(body, served, Limits(max_model_len=100_000)).prompts[0]
