@@ -80,7 +80,7 @@ class Cell:
 
     def end(self):
         """Exit status and standard error."""
-        _, errors = self.process.communicate(timeout=20)
+        _, errors = self.process.communicate(timeout=60)
         return self.process.returncode, errors
 
     def alive(self):

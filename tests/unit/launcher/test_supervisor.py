@@ -62,11 +62,12 @@ def test_a_signal_drains_the_last_stage_first(cell, number):
 
 
 def test_a_child_is_kept_alive_while_a_later_stage_drains(cell):
-    cell.start({"worker": "serve"}, {"gateway": "stubborn"}, drain_timeout=1.5)
+    cell.start({"worker": "serve"}, {"gateway": "stubborn"}, drain_timeout=60)
     cell.signal()
     cell.wait_for("gateway", "asked")
     os.kill(cell.wait_for("worker", "started").pid, signal.SIGKILL)
     cell.wait_for("worker", "started", count=2)
+    cell.signal(signal.SIGINT)
     assert cell.end()[0] == 1
 
 
