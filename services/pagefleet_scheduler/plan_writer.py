@@ -54,19 +54,13 @@ class PlanWriter:
         if end > len(tokens):
             self._tokens.append(SAMPLED)
         self._tokens += drafts.tokens
+        fed = count + len(drafts.tokens)
         logits = (1 + len(drafts.tokens)) * sequence.samples_at(end)
-        self._rows += (
-            slot,
-            start,
-            count + len(drafts.tokens),
-            logits,
-            len(table),
-            sequence.checksum,
-        )
+        self._rows += (slot, start, fed, logits, len(table), sequence.checksum)
         samples = logits * len(sequence.choices)
-        ahead = samples == 1 and not sequence.waits_for_others
+        ahead = samples == 1 and sequence.request.search is None
         self.planned.append(PlannedRow(sequence, sequence.run, end, samples, ahead, drafts))
-        sequence.ordered = end + len(drafts.tokens)
+        sequence.ordered = start + fed
         sequence.ahead += ahead
         sequence.flying += 1
 

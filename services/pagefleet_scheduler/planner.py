@@ -240,8 +240,9 @@ class Planner:
     ) -> None:
         able = [(sequence, pending) for sequence in sequences if (pending := sequence.pending) > 0]
         budget = self.worker.max_batched_tokens
-        single = sum(pending == 1 for _, pending in able)
-        waiting = sum(pending for _, pending in able) - single
+        counts = [pending for _, pending in able]
+        single = counts.count(1)
+        waiting = sum(counts) - single
         prompts = self._most_of_prompts(waiting, single > 0) if waiting else 0
         spare = self.worker.slots - len(able)  # logits for which a worker has memory
         price = self.speculation.price(single) if not waiting else NO_DRAFTS_PAY
@@ -249,10 +250,10 @@ class Planner:
             single -= pending == 1
             if sequence.slot is None:
                 continue
-            count = min(pending, max(budget - single, 1), budget)
-            if count == 0:
+            if budget == 0:
                 break
-            if pending > 1 and (count := min(count, prompts)) == 0:
+            count = pending if pending == 1 else min(pending, max(budget - single, 1), prompts)
+            if count == 0:
                 continue
             if self._make_writable(sequence, count, writer, preempted):
                 drafts = NO_DRAFTS
@@ -287,13 +288,14 @@ class Planner:
         Later sequences have no row in this plan yet, so that theirs can be taken. If what they
         give back is settling still, or all are older, the sequence waits for another plan.
         """
-        pool = self.cache.pool
+        pool, table = self.cache.pool, sequence.table
         first = sequence.ordered // pool.block_size
-        missing = self.cache.blocks_for(sequence.ordered + count) - len(sequence.table)
-        copied = first < len(sequence.table) and pool.shared(sequence.table[first])
-        if missing <= 0 and not copied:
+        lacking = sequence.ordered + count - len(table) * pool.block_size
+        copied = first < len(table) and pool.shared(table[first])
+        if lacking <= 0 and not copied:
             return True
-        wanted = max(missing, 0) + copied
+        missing = self.cache.blocks_for(max(lacking, 0))
+        wanted = missing + copied
         while pool.available < wanted:
             if pool.available + pool.settling >= wanted:
                 return False
@@ -302,7 +304,7 @@ class Planner:
                 return False
             preempted += self.preempt(victim)
         if copied:
-            shared = sequence.table[first]
+            shared = table[first]
             writer.copy(sequence, first, pool.allocate())
             pool.release([shared])
         sequence.append_blocks([pool.allocate() for _ in range(missing)])

@@ -62,22 +62,23 @@ class Queue:
         return len(self._returning) + sum(map(len, self._fresh.values()))
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In the order in which they are to go, as of now; they may be removed meanwhile."""
+        """In the order in which they are to go, as of now; each may be removed before the next."""
         yield from tuple(self._returning)
         heads = [
-            (self._served[tenant], waiting[0].request.turn, tenant, tuple(waiting), 0)
+            (self._served[tenant], waiting[0].request.turn, tenant, waiting, 0)
             for tenant, waiting in self._fresh.items()
         ]
         heapify(heads)
         while heads:
             served, _, tenant, waiting, index = heads[0]
-            yield waiting[index]
-            request = waiting[index].request
-            index += 1
+            sequence = waiting[index]
+            yield sequence
+            if waiting[index : index + 1] == [sequence]:
+                index += 1
             if index == len(waiting):
                 heappop(heads)
                 continue
-            served += len(request.prompt) / request.weight
+            served += len(sequence.request.prompt) / sequence.request.weight
             heapreplace(heads, (served, waiting[index].request.turn, tenant, waiting, index))
 
     def add(self, sequence: Sequence) -> None:

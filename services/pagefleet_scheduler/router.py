@@ -25,7 +25,8 @@ class Queued(dict[Planner, int]):
 
     def admitted(self, sequence: Sequence, planner: Planner) -> None:
         """One more runs there."""
-        self[planner] += _queued(sequence)
+        if planner in self:
+            self[planner] += _queued(sequence)
 
 
 def choose(sequence: Sequence, planners: Iterable[Planner], queued: Queued) -> Planner | None:
@@ -36,6 +37,8 @@ def choose(sequence: Sequence, planners: Iterable[Planner], queued: Queued) -> P
     computed least so far, so that idle ones fill their caches alike.
     """
     able = [planner for planner in planners if planner.can_admit(sequence)]
+    if len(able) == 1:
+        return able[0]
     return min(able, key=lambda planner: _cost(sequence, planner, queued[planner]), default=None)
 
 

@@ -110,6 +110,18 @@ def test_the_order_of_a_look_is_that_of_serving() -> None:
     assert not list(queue)
 
 
+def test_those_that_leave_during_a_look_change_nothing_for_those_after_them() -> None:
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    queue = queue_of(*(waiting(rng.choice("abc"), prompt=rng.randint(1, 9)) for _ in range(30)))
+    foreseen, seen = list(queue), []
+    for sequence in queue:
+        seen.append(sequence)
+        if rng.random() < 0.5:
+            queue.remove(sequence)
+    assert seen == foreseen, seed
+
+
 def test_nobody_saves_up_service_by_staying_away() -> None:
     queue = queue_of(*(waiting("busy") for _ in range(50)))
     for _ in range(20):

@@ -72,8 +72,18 @@ def test_one_without_room_is_passed_over() -> None:
     assert router.choose(sequence(tokens), [full], router.Queued()) is None
 
 
+def test_nothing_is_counted_where_there_is_no_choice() -> None:
+    worker, queued = planner(), router.Queued()
+    arrived = sequence(prompt(30))
+    assert router.choose(arrived, [worker], queued) is worker
+    worker.admit(arrived)
+    queued.admitted(arrived, worker)
+    assert not queued
+
+
 def test_what_is_admitted_is_counted_at_once() -> None:
     worker, queued = planner(), router.Queued()
+    assert queued[worker] == 0
     for length in (30, 1, 17):
         arrived = sequence(prompt(length))
         assert router.choose(arrived, [worker], queued) is worker
