@@ -36,15 +36,21 @@ async def endless(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(0)
 
 
+class Patient(Hasty):
+    """Gives a header more time than a test takes."""
+
+    header_seconds = 60
+
+
 @asynccontextmanager
-async def serving(app: Any = hello) -> AsyncIterator[tuple[str, int]]:
+async def serving(app: Any = hello, protocol: Any = Hasty) -> AsyncIterator[tuple[str, int]]:
     """A server that gives little time; its address."""
-    config = uvicorn.Config(app, http=Hasty, ws="none", lifespan="off", log_config=None)
+    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
     config.load()
     state = uvicorn.server.ServerState()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Hasty(config, state, {}), "127.0.0.1", 0)
-    async with server, asyncio.timeout(5):
+    server = await loop.create_server(lambda: protocol(config, state, {}), "127.0.0.1", 0)
+    async with server, asyncio.timeout(60):
         yield server.sockets[0].getsockname()
 
 
@@ -137,7 +143,7 @@ async def connected(address: tuple[str, int]) -> AsyncIterator[Streams]:
 
 def test_one_connection_too_many_is_refused_at_once() -> None:
     async def connect() -> tuple[bytes, bytes]:
-        async with serving() as address, connected(address) as (reader, writer):
+        async with serving(protocol=Patient) as address, connected(address) as (reader, writer):
             async with connected(address), connected(address) as (third, _):
                 refusal = await third.read()
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
