@@ -63,7 +63,7 @@ SILENCE_SECONDS = 1.0
 """Without an answer before the scheduler counts as gone, and is greeted again."""
 
 PATIENCE_SECONDS = 30.0
-"""That an open request waits for a scheduler."""
+"""That an open request waits for a scheduler; anew after this process was itself stopped."""
 
 RESUBMIT_SECONDS = 0.5
 """After a submission, before which a pulse that does not know of it may be older than it."""
@@ -110,7 +110,8 @@ class SchedulerLink:
         self.counters = Counters()
         self._open: dict[str, OpenSubmission] = {}
         self._left_epochs: set[int] = set()
-        self._heard = now
+        self._heard = self._ticked = self._awake = now
+        """When something was last heard, `tick` was called, and this process had been stopped."""
         self._welcomed = False
         self._fingerprint = fingerprint
 
@@ -171,6 +172,9 @@ class SchedulerLink:
         used: what tenants used at this gateway.
         """
         reaction = Reaction()
+        if now - self._ticked >= SILENCE_SECONDS:
+            self._awake = now
+        self._ticked = now
         if now - self._heard >= SILENCE_SECONDS:
             self._welcomed = False
             self._left_epochs.clear()
@@ -269,7 +273,7 @@ class SchedulerLink:
         late = [
             request
             for request, submission in self._open.items()
-            if now - max(self._heard, submission.opened) >= PATIENCE_SECONDS
+            if now - max(self._heard, self._awake, submission.opened) >= PATIENCE_SECONDS
         ]
         text = "No scheduler answers. Try again later."
         return [

@@ -1,9 +1,11 @@
 """Processes that stop for a while and go on (SIGSTOP, SIGCONT), and computations that hang."""
 
 import asyncio
+import contextlib
 
 import pytest
 
+from pagefleet_gateway.link import PATIENCE_SECONDS
 from pagefleet_scheduler.liveness import WORKER_SILENCE
 from tests.faults.cell import wait_until
 from tests.faults.conftest import Load, assert_exact, once
@@ -70,6 +72,22 @@ def test_a_gateway_stops(cell, questions, seconds):
     answers = run_with_stop(cell, Load(questions, tokens=80), cell.gateways[0], seconds)
     assert_exact(answers)
     assert max(answer.longest_gap for answer in answers) > seconds / 2
+
+
+@pytest.mark.slow
+def test_all_stop_for_longer_than_a_gateway_waits_for_a_scheduler(cell, questions):
+    """As in a machine that sleeps, or a container that is paused."""
+
+    async def stop():
+        await begun.wait()
+        with contextlib.ExitStack() as stack:
+            for service in cell.services:
+                stack.enter_context(service.stopped())
+            await asyncio.sleep(PATIENCE_SECONDS + 2)
+
+    begun = asyncio.Event()
+    watch = once(lambda answer: answer.tokens >= 10, begun.set)
+    assert_exact(Load(questions, tokens=80).run(cell, watch, stop()))
 
 
 def run_with_schedule(cell, load, faults):

@@ -37,9 +37,11 @@ from pagefleet.wire import (
     unpack_ints,
 )
 from pagefleet_gateway.link import (
+    BEAT_SECONDS,
     PATIENCE_SECONDS,
     RESUBMIT_SECONDS,
     SILENCE_SECONDS,
+    News,
     SchedulerLink,
 )
 
@@ -243,13 +245,35 @@ def test_patience_without_a_scheduler_ends() -> None:
     link = running()
     assert link.alive(0.2)
     assert not link.alive(0.2 + SILENCE_SECONDS)
+    assert pass_time(link, 0.2, 2.0) == []
     assert GatewayHello(PROTOCOL) in link.tick(2.0).messages
+    assert pass_time(link, 2.0, 20.0) == []
     link.submit(submit("late"), 20.0)
-    (news,) = link.tick(0.3 + PATIENCE_SECONDS).news
+    (news,) = pass_time(link, 20.0, 1.0 + PATIENCE_SECONDS)
     assert isinstance(news, Rejected)
     assert (news.request, news.reason) == ("r", Reason.NO_WORKER)
-    (news,) = link.tick(20.0 + PATIENCE_SECONDS).news
+    (news,) = pass_time(link, 1.0 + PATIENCE_SECONDS, 20.6 + PATIENCE_SECONDS)
     assert news.request == "late"
+
+
+def test_who_was_stopped_has_not_waited() -> None:
+    """All of a machine may have been, so that a scheduler answers as soon as it is asked."""
+    link = running()
+    end = 0.2 + 2 * PATIENCE_SECONDS
+    assert link.tick(end).news == []
+    assert GatewayHello(PROTOCOL) in link.tick(end + BEAT_SECONDS).messages
+    assert pass_time(link, end, end + PATIENCE_SECONDS - 0.4) == []
+    (news,) = pass_time(link, end + PATIENCE_SECONDS - 0.4, end + PATIENCE_SECONDS + 0.6)
+    assert news.request == "r"
+
+
+def pass_time(link: SchedulerLink, now: float, end: float) -> list[News]:
+    """What the owners of requests hear while nobody answers."""
+    news: list[News] = []
+    while now < end:
+        news += link.tick(now).news
+        now += BEAT_SECONDS
+    return news
 
 
 def test_a_refused_handshake_is_told_and_leaving_too() -> None:
