@@ -57,6 +57,8 @@ class Server:
         self._hub_of: dict[bytes, Hub] = {}
         self._leaving: set[bytes] = set()
         """Workers that have said goodbye, until their processes end."""
+        self._refused: set[bytes] = set()
+        """Peers that ask again and again; what they are refused for was said once."""
         self._watch = ProcessWatch()
         self._woken, self._waker = socket.socketpair()
         self._poller = zmq.Poller()
@@ -145,20 +147,24 @@ class Server:
         return events
 
     def _meet(self, peer: bytes, hello: WorkerHello) -> None:
-        log.info(
-            "worker %d says hello: %d blocks of %d tokens, %d slots",
-            hello.pid,
-            hello.blocks,
-            hello.block_size,
-            hello.slots,
-        )
+        if peer not in self._refused:
+            log.info(
+                "worker %d says hello: %d blocks of %d tokens, %d slots",
+                hello.pid,
+                hello.blocks,
+                hello.block_size,
+                hello.slots,
+            )
         self._leaving.discard(peer)
         pidfd = self._watch.add(peer, hello)
         if pidfd is not None:
             self._poller.register(pidfd, zmq.POLLIN)
 
-    def _part(self, peer: bytes) -> None:
+    def _part(self, peer: bytes, text: str) -> None:
         """Watch a process no longer that was refused: it lives on as somebody else's."""
+        if peer not in self._refused:
+            self._refused.add(peer)
+            log.warning("refused a process that wants to join: %s", text)
         if (pidfd := self._watch.of(peer)) is not None:
             self._poller.unregister(pidfd)
             self._watch.end(pidfd)
@@ -177,7 +183,7 @@ class Server:
             unreachable: list[Event] = []
             for send in self._scheduler.handle(events, time.monotonic()):
                 if isinstance(send.message, Refused):
-                    self._part(send.peer)
+                    self._part(send.peer, send.message.text)
                 if not self._send(send.peer, send.message):
                     unreachable.append(Unreachable(send.peer))
             if not unreachable:
@@ -188,6 +194,7 @@ class Server:
         hub = self._hub_of.get(peer)
         if hub is not None and hub.send(peer, encode(message)):
             return True
+        self._refused.discard(peer)
         if self._hub_of.pop(peer, None) is not None:  # said once
             log.info("a peer cannot be reached: %s is not sent", type(message).__name__)
         return False

@@ -205,6 +205,8 @@ class Server:
         """Since when, unless it is a member or has said so."""
         self._fenced: float | None = None
         """When, unless it became a member again."""
+        self._refusal = ""
+        """Why it is not let in, as far as it has said so."""
         self._stopping = False
         self._woken, self._waker = socket.socketpair()
 
@@ -269,7 +271,9 @@ class Server:
             return
         if isinstance(message, Join):
             log.info("may join under epoch %d", message.epoch)
-        elif isinstance(message, Fence | Refused):
+            self._refusal = ""
+        elif isinstance(message, Fence | Refused) and message.text != self._refusal:
+            self._refusal, self._alone = message.text, None
             log.warning("shut out by the scheduler: %s", message.text)
         if isinstance(message, Fence) and self._fenced is None:
             self._fenced = time.monotonic()

@@ -19,6 +19,7 @@ from pagefleet.wire import (
     Join,
     Open,
     Plan,
+    Refused,
     WorkerBeat,
     WorkerBye,
     WorkerHello,
@@ -27,6 +28,7 @@ from pagefleet.wire import (
     encode,
     pack_ints,
 )
+from pagefleet_worker.server import ALONE_SECONDS
 from tests.processes import killed_in_the_end
 
 _T = TypeVar("_T", bound=FromWorker)
@@ -66,6 +68,33 @@ def test_a_worker_without_a_scheduler_says_so(tmp_path: Path) -> None:
         said = next(line for line in process.stderr if "WARNING" in line)
     assert f"no scheduler answers at {endpoint}" in said
     assert "--worker-endpoint" in said
+
+
+def test_a_worker_that_is_refused_says_why_once(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/workers"
+    command = [sys.executable, "-m", "pagefleet_worker", "--model=echo", "--engine=echo"]
+    with (
+        zmq.Context() as context,
+        closing(Hub(endpoint, context)) as hub,
+        killed_in_the_end(
+            subprocess.Popen(
+                [*command, f"--worker-endpoint={endpoint}"],
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            )
+        ) as process,
+    ):
+        scheduler = Scheduler(hub)
+        began = time.monotonic()
+        while time.monotonic() < began + 2 * ALONE_SECONDS:
+            scheduler.wait_for(WorkerHello)
+            hub.send(scheduler.peer, encode(Refused("You are too old.")))
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    warnings = [line for line in said.splitlines() if "WARNING" in line]
+    assert len(warnings) == 1, said
+    assert "shut out by the scheduler: You are too old." in warnings[0]
 
 
 def test_sigterm_in_the_middle_of_a_step(tmp_path: Path) -> None:
