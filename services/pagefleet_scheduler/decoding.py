@@ -72,8 +72,8 @@ def append_continuations(request: Request, going: list[Continuation]) -> None:
 
 def concatenate(pieces: list[Logprobs]) -> Logprobs | None:
     """Logprobs of consecutive tokens as one."""
-    if not pieces:
-        return None
+    if len(pieces) < 2:
+        return pieces[0] if pieces else None
     return Logprobs(
         b"".join(piece.chosen for piece in pieces),
         b"".join(piece.top_ids for piece in pieces),

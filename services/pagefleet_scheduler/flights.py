@@ -68,14 +68,12 @@ class Flight:
             raise ResultError(f"step {result.step} gave {len(tokens)} samples, not as ordered")
         if any(not 0 <= piece.row < len(self.rows) for piece in result.prompts):
             raise ResultError(f"step {result.step} has logprobs of a row that it does not have")
-        logprobs = dict(result.logprobs)
+        logprobs = list(map(dict(result.logprobs).get, range(self.samples)))
         landed, at = [], 0
         for row in self.rows:
-            pieces: list[Logprobs | None] = [None] * row.samples
-            if logprobs:
-                pieces = [logprobs.get(sample) for sample in range(at, at + row.samples)]
-            landed.append((row, tokens[at : at + row.samples], pieces))
-            at += row.samples
+            end = at + row.samples
+            landed.append((row, tokens[at:end], logprobs[at:end]))
+            at = end
         return landed
 
 
