@@ -77,6 +77,11 @@ class Answer:
         return not self._going
 
     @property
+    def going(self) -> int:
+        """Choices of which more is to come."""
+        return len(self._going)
+
+    @property
     def _begun(self) -> bool:
         return any(choice.count for choice in self.choices.values())
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
+from pagefleet.wire import Finish
 from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.cell_metrics import CellCollector, LinkCollector
 from pagefleet_gateway.choice import Piece
@@ -177,6 +178,11 @@ class RequestTimer:
         self.metrics.generated.add(generated, now)
         record.generated_tokens += generated
         record.tenant.charge(generated, now)
+
+    def left(self) -> None:
+        """Nobody waits for the rest of the answer."""
+        for _ in range(self.answer.going):
+            self.metrics.finished(Finish.ABORT.value)
 
     def ended(self, now: float) -> None:
         """The request was answered in full."""

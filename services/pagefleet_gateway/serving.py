@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.choice import Piece
-from pagefleet_gateway.client import Mailbox
+from pagefleet_gateway.client import ClientGone, Mailbox
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.gateway import Gateway
 from pagefleet_gateway.generation import Generation, Limits, resumed, ticket_of
@@ -72,15 +72,20 @@ class GenerationRoute(PostRoute):
         record.handed_over = time.monotonic()
         record.tenant.charge(record.prompt_tokens, record.handed_over)
         renderer = self._renderer(answer, gateway.model, ticket)
-        async with (
-            gateway.client.open(generation.unfinished) as mailbox,
-            _watching(receive, mailbox),
-        ):
-            run = Run(gateway, answer, mailbox, RequestTimer(gateway.metrics, record, answer))
-            if generation.body.stream:
-                await _send_stream(run, renderer, headers, send)
-            else:
-                await _send_whole(run, renderer, headers, send)
+        timer = RequestTimer(gateway.metrics, record, answer)
+        try:
+            async with (
+                gateway.client.open(generation.unfinished) as mailbox,
+                _watching(receive, mailbox),
+            ):
+                run = Run(gateway, answer, mailbox, timer)
+                if generation.body.stream:
+                    await _send_stream(run, renderer, headers, send)
+                else:
+                    await _send_whole(run, renderer, headers, send)
+        except ClientGone:
+            timer.left()
+            raise
 
     def _begin(
         self, content: bytes, record: Record, last_event_id: bytes | None

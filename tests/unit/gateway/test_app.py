@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -192,8 +193,14 @@ def test_a_stop_string_ends_the_choice_at_the_scheduler(cell: Cell) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_whoever_leaves_is_aborted_at_once(cell: Cell, stream: bool) -> None:
-    cell.scheduler.step_seconds = 0.02
-    body = json.dumps({"prompt": "hello", "max_tokens": ENOUGH, "stream": stream}).encode()
+    def aborted() -> float:
+        text = httpx.get(cell.url + "/metrics").text
+        found = re.search(r'vllm:request_success_total{.*finished_reason="abort".*} (.*)', text)
+        return float(found[1]) if found else 0.0
+
+    cell.scheduler.step_seconds, before = 0.02, aborted()
+    asked = {"prompt": "hello", "max_tokens": ENOUGH, "stream": stream, "n": 2}
+    body = json.dumps(asked).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", cell.port)) as client:
         client.sendall(head.encode() + body)
@@ -204,6 +211,7 @@ def test_whoever_leaves_is_aborted_at_once(cell: Cell, stream: bool) -> None:
     wait_until(lambda: bool(cell.scheduler.aborts))
     assert time.monotonic() - left < 5
     wait_until(lambda: not cell.scheduler.running)
+    wait_until(lambda: aborted() == before + 2)
 
 
 def test_a_scheduler_may_die_in_the_middle(model: Path, tmp_path: Path) -> None:
