@@ -9,6 +9,11 @@ from pagefleet_scheduler.flights import PlannedRow
 from pagefleet_scheduler.prompt_lookup import Drafts
 from pagefleet_scheduler.sequence import Sequence
 
+MOST_OPENED = 4 * 2**20
+"""Tokens of sequences with which a plan opens slots, 4 bytes each, but for the last of them.
+Hundreds that share a long prompt need few rows, and all together more than a frame may hold.
+"""
+
 
 class PlanWriter:
     """What a plan will say, gathered row by row."""
@@ -21,11 +26,16 @@ class PlanWriter:
         self._rows: list[int] = []
         self._tokens: list[int] = []
         self._opens: list[Open] = []
+        self._opened = 0
         self._tables: list[int] = []
         self._full_tables: list[int] = []
 
     def __repr__(self) -> str:
         return f"<PlanWriter {len(self.planned)} rows, {len(self._tokens)} tokens>"
+
+    def may_feed(self, sequence: Sequence) -> bool:
+        """Whether there is room for what the worker has to be told of a sequence."""
+        return sequence.opened or self._opened < MOST_OPENED
 
     def copy(self, sequence: Sequence, index: int, target: int) -> None:
         """Give a sequence a block of its own for one that it shares, with the same content."""
@@ -42,6 +52,7 @@ class PlanWriter:
         start, end = sequence.ordered, sequence.ordered + count
         if not sequence.opened:
             self._opens.append(_open(sequence, slot))
+            self._opened += len(tokens)
             sequence.opened = True
         if sequence.table_sent < len(table):
             for index in range(sequence.table_sent, len(table)):

@@ -248,7 +248,7 @@ class Planner:
         price = self.speculation.price(single) if not waiting else NO_DRAFTS_PAY
         for sequence, pending in able:
             single -= pending == 1
-            if sequence.slot is None:
+            if sequence.slot is None or not writer.may_feed(sequence):
                 continue
             if budget == 0:
                 break

@@ -17,7 +17,7 @@ from pagefleet.wire import (
     pack_ints,
     unpack_ints,
 )
-from pagefleet_scheduler import decoding
+from pagefleet_scheduler import decoding, plan_writer
 from pagefleet_scheduler.beam import BeamSearch
 from pagefleet_scheduler.flights import ResultError
 from pagefleet_scheduler.planner import LEAST_OF_PROMPTS, PROMPT_SECONDS, Planner
@@ -489,6 +489,17 @@ def test_results_that_do_not_fit_are_refused(arrive: Arrivals) -> None:
         piece = PromptLogprobs(row, 1, Logprobs(b"", b"", b""))
         with pytest.raises(ResultError, match="a row that it does not have"):
             worker.accept(Result(1, 0, pack_ints([5]), prompts=[piece]))
+
+
+def test_no_more_slots_are_opened_at_once_than_a_frame_holds(
+    arrive: Arrivals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_writer, "MOST_OPENED", 20)
+    worker = planner()
+    for _ in range(3):
+        worker.admit(arrive(10))
+    plans = [plan for _ in range(2) if (plan := plan_of(worker))]
+    assert [(len(plan.opens), len(rows(plan))) for plan in plans] == [(2, 2), (1, 3)]
 
 
 def test_what_can_never_fit(arrive: Arrivals) -> None:
