@@ -50,6 +50,7 @@ LONGEST_SOCKET_PATH = 107
 """Bytes, without the terminating zero: `sun_path` in unix(7)."""
 
 _GATEWAYS, _WORKERS = "gateways.sock", "workers.sock"
+_STDERR = 2
 _END_MARGIN = 3.0  # seconds that processes have to end, after the open streams had theirs
 _STILL_STARTING = 5.0  # seconds between signs of life while it starts
 
@@ -61,6 +62,7 @@ class CannotServe(Exception):
 def main(argv: Sequence[str]) -> int:
     """Serve as `argv` says; give the status to exit with."""
     began = time.monotonic()
+    open_standard_streams()
     settings = parse(ServeSettings, argv, prog="pagefleet serve")
     try:
         settings.load_cell_key()
@@ -69,6 +71,16 @@ def main(argv: Sequence[str]) -> int:
     except (CannotServe, CellKeyError) as error:
         print(f"pagefleet serve: {error}", file=sys.stderr)
         return 1
+
+
+def open_standard_streams() -> None:
+    """Put /dev/null where whoever started this closed its standard input, output or error.
+
+    A socket that got one of their numbers would be lost where a process is started with others.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(descriptor)
 
 
 def listening_socket(settings: ServeSettings) -> socket.socket:

@@ -52,6 +52,17 @@ def test_a_descriptor_that_is_no_socket_is_one_sentence(capsys, tmp_path):
             assert f"--fd {fd} is no socket that was inherited" in errors
 
 
+def test_no_socket_gets_the_number_of_a_standard_stream_that_was_closed():
+    script = """
+import os, socket
+from pagefleet_launcher import serve
+os.closerange(0, 3)
+serve.open_standard_streams()
+os._exit(socket.socket().fileno())
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 3
+
+
 def test_the_runtime_folder_is_where_the_user_s_sockets_belong(tmp_path_factory, monkeypatch):
     short = tmp_path_factory.mktemp("run")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
