@@ -36,16 +36,16 @@ class Namespace:
         done = subprocess.run(["ip", "netns", "add", self.name], capture_output=True, text=True)
         if done.returncode != 0:
             pytest.skip(f"no network namespace can be made here: {done.stderr.strip()}")
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._ip, "netns", "del", self.name)
             self._ip("link", "add", self._near, "type", "veth", "peer", self._far)
+            undo.callback(self._ip, "link", "del", self._near)  # a namespace's own end takes time
             self._ip("link", "set", self._far, "netns", self.name)
             self._ip("addr", "add", f"{self.address}/30", "dev", self._near)
             self._ip("-n", self.name, "addr", "add", f"{self._far_address}/30", "dev", self._far)
             self._ip("link", "set", self._near, "up")
             self.set("up")
             yield self
-        finally:
-            self._ip("netns", "del", self.name)
 
     def set(self, state):
         """Plug the cable in at the far end ("up"), or out ("down")."""
