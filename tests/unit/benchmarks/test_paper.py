@@ -160,10 +160,10 @@ def test_a_tape_is_followed_and_repeats_itself() -> None:
 
 def test_real_beams_share_more_than_samples_do() -> None:
     seed = random.randrange(2**32)
-    jobs, cost = poisson(ALPACA, 2.0, 30.0, seed), Roofline()
+    jobs, cost = poisson(ALPACA, 2.0, 120.0, seed), Roofline()
     searched = beam_search(jobs, cost, 4, BeamTape.read())
-    # 4.7 times as much on average, with a deviation of a fourth: six deviations away.
-    assert searched > 1.2 * parallel_sampling(jobs, cost, 4), seed
+    # Five times as much on average, with a deviation of a seventh: seven deviations away.
+    assert searched > 2 * parallel_sampling(jobs, cost, 4), seed
 
 
 def curve(*points: tuple[float, float]) -> list[Point]:
