@@ -50,6 +50,9 @@ FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 _WORTH_A_THREAD = 1 << 14
 """Numbers of an element-wise kernel that take as long as waking another thread."""
 
+_ROOM = 4 << 20
+"""Bytes that the compiled kernels of a version take on disk, and more."""
+
 _VERSIONS_KEPT = 8
 """Versions of the kernels whose compiled code stays on disk."""
 
@@ -202,6 +205,8 @@ def _cache_by_source() -> None:
     folder = pathlib.Path(home, "pagefleet", "kernels", source_digest())
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as room:  # of a full or read-only disk, none
+            os.posix_fallocate(room.fileno(), 0, _ROOM)
     except OSError as error:
         folder = pathlib.Path(tempfile.mkdtemp(prefix="pagefleet-kernels-"))
         _log.warning("compiled kernels are kept in %s for this run only: %s", folder, error)

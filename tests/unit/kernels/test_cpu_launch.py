@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pagefleet_kernels import cpu_launch
 from tests.processes import killed_in_the_end
 from tests.unit.launcher.conftest import wait_until
@@ -39,3 +41,24 @@ def test_no_two_processes_compile_a_kernel_at_once(tmp_path):
             fcntl.flock(lock, fcntl.LOCK_UN)
             assert compiling.wait() == 0
     assert [*cache.rglob("*.nbc")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+def test_kernels_are_compiled_where_the_disk_is_full(tmp_path):
+    """They are kept somewhere else, for as long as the process needs them."""
+    cache, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    cache.mkdir()
+    elsewhere.mkdir()
+    small = f"mount -t tmpfs -o size=200k none {cache} && exec {sys.executable} -c '{COMPILE}'"
+    places = {
+        "XDG_CACHE_HOME": str(cache),
+        "TMPDIR": str(elsewhere),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = ["unshare", "--mount", "sh", "-c", small]
+    done = subprocess.run(
+        command, env=os.environ | places, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "for this run only: [Errno 28] No space left on device" in done.stderr
+    assert [*elsewhere.rglob("*.nbc")]
