@@ -20,6 +20,12 @@ def killed_in_the_end(
             process.kill()
 
 
+def may_mount() -> bool:
+    """Whether a process may have file systems of its own here."""
+    tried = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    return tried.returncode == 0
+
+
 def run_interpreted(*arguments: str) -> None:
     """Run pytest with these arguments in Triton's interpreter, to its good end.
 

@@ -141,7 +141,7 @@ class Hub:
             if remote and gate is not None:
                 gate.guard(self.socket)
             for endpoint in remote:
-                _prepare_tcp(self.socket, endpoint)
+                _prepare_tcp(self.socket, "[" in endpoint)
                 listen(self.socket, endpoint)
         except EndpointError:
             self.socket.close()
@@ -214,7 +214,7 @@ class Peer:
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         if endpoint.startswith("tcp://"):
-            _prepare_tcp(self.socket, endpoint)
+            _prepare_tcp(self.socket, _is_ipv6(endpoint))
             if key is not None:
                 _use_key(self.socket, key)
         self._monitor = watch(self.socket, _FATE)
@@ -327,8 +327,17 @@ def _prepare(socket: _Socket) -> _Socket:
     return socket
 
 
-def _prepare_tcp(socket: _Socket, endpoint: str) -> None:
-    socket.setsockopt(zmq.IPV6, "[" in endpoint)
+def _is_ipv6(endpoint: str) -> bool:
+    """Whether no address of IPv4 leads there; libzmq tries those of one kind only."""
+    try:
+        found = socket.getaddrinfo(urlsplit(endpoint).hostname, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False  # nobody knows the name yet, or it is none
+    return all(family == socket.AF_INET6 for family, *_ in found)
+
+
+def _prepare_tcp(socket: _Socket, ipv6: bool) -> None:
+    socket.setsockopt(zmq.IPV6, ipv6)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
     socket.setsockopt(zmq.BACKLOG, _BACKLOG)

@@ -4,6 +4,8 @@ import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -23,6 +25,7 @@ from pagefleet.transport import (
     Peer,
     check_endpoint,
 )
+from tests.processes import may_mount
 from tests.unit.shared.gated import FALSE_ANSWERS, HOST, Impostor, wait_for
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -237,3 +240,32 @@ def test_ipv6(context: Context) -> None:
         with closing(Peer(endpoint, context)) as peer:
             assert wait_for(lambda: peer.send(b"hello"))
             assert wait_for(hub.receive)
+
+
+BY_NAME = """
+import os, zmq
+from contextlib import closing
+from pagefleet.cell_key import CellKey
+from pagefleet.gate import Gate
+from pagefleet.transport import Hub, Peer
+from tests.unit.shared.gated import wait_for
+
+key = CellKey(bytes(32))
+with zmq.Context() as context, closing(Gate(key, context)) as gate:
+    with closing(Hub("tcp://[::1]:*", context, gate)) as hub:
+        gate.start()
+        port = hub.socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\\0").decode().rpartition(":")[2]
+        with closing(Peer(f"tcp://scheduler:{port}", context, key)) as peer:
+            assert wait_for(lambda: peer.send(b"hello"))
+            assert wait_for(hub.receive)
+"""
+
+
+@pytest.mark.skipif(not may_mount(), reason="a process may mount nothing here")
+def test_a_name_of_ipv6_alone(tmp_path: Path) -> None:
+    hosts, script = tmp_path / "hosts", tmp_path / "by_name.py"
+    hosts.write_text("::1 scheduler\n")
+    script.write_text(BY_NAME)
+    named = f"mount --bind {hosts} /etc/hosts && exec {sys.executable} {script}"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(["unshare", "--mount", "sh", "-c", named], env=environment, check=True)
