@@ -22,6 +22,21 @@ EARLY = 0.25
 EARLY_AT_LEAST = 0.004
 """Seconds of that at least: an order has to be made, sent and read."""
 
+PROMPT_SECONDS = 1.0
+"""That a step may take for prompts: for so long, whoever comes waits. Small models on a fast
+machine are limited by tokens, large ones by this."""
+
+SECONDS_BESIDE = 0.15
+"""The same beside sequences that decode: for so long they get nothing. But a step may take"""
+
+SHARE_BESIDE = 1 / 3
+"""such a share of all prompts, if that is more. Each step has a token for all that decode, so that
+many small ones would delay the last prompt of a crowd."""
+
+LEAST_OF_PROMPTS = 64
+"""Tokens of prompts that a step may have however long they take: few cost as much as these. The
+first steps of a worker have no more, by which it is found out how long they take."""
+
 _REMEMBERED = 4
 """Steps of each size."""
 
@@ -91,7 +106,21 @@ class Pace:
         above, longer = known[at]
         return seconds + (longer - seconds) * (tokens - below) / (above - below)
 
-    def tokens_within(self, seconds: float) -> float:
+    def most_of_prompts(self, waiting: int, beside: bool) -> int:
+        """Tokens of prompts, of those `waiting`, that the next step is to have at most.
+
+        `beside`: there are sequences that decode.
+        """
+        fitting = self._tokens_within(PROMPT_SECONDS)
+        if beside:
+            fitting = min(fitting, max(self._tokens_within(SECONDS_BESIDE), waiting * SHARE_BESIDE))
+        return int(min(max(fitting, LEAST_OF_PROMPTS), waiting))
+
+    def excuse(self, seconds: float) -> None:
+        """For so long nothing could be heard."""
+        self._landed += seconds
+
+    def _tokens_within(self, seconds: float) -> float:
         """Tokens of prompts that are computed in such a time, as in the latest steps at the median.
 
         0 while none was computed, so that the first steps are small: a large model on a CPU would
@@ -101,10 +130,6 @@ class Pace:
             return 0.0
         usual = median(self._prompts)
         return seconds / usual if usual else inf
-
-    def excuse(self, seconds: float) -> None:
-        """For so long nothing could be heard."""
-        self._landed += seconds
 
     def _began(self, flight: Flight) -> float:
         return max(self._landed, flight.sent)

@@ -33,21 +33,6 @@ from pagefleet_scheduler.sequence import Sequence
 from pagefleet_scheduler.slots import SlotBook
 from pagefleet_scheduler.speculation import MOST, NO_DRAFTS_PAY, Speculation
 
-PROMPT_SECONDS = 1.0
-"""That a step may take for prompts: for so long, whoever comes waits. Small models on a fast
-machine are limited by tokens, large ones by this."""
-
-SECONDS_BESIDE = 0.15
-"""The same beside sequences that decode: for so long they get nothing. But a step may take"""
-
-SHARE_BESIDE = 1 / 3
-"""such a share of all prompts, if that is more. Each step has a token for all that decode, so that
-many small ones would delay the last prompt of a crowd."""
-
-LEAST_OF_PROMPTS = 64
-"""Tokens of prompts that a step may have however long they take: few cost as much as these. The
-first steps of a worker have no more, by which it is found out how long they take."""
-
 
 class Planner:
     """The running sequences of one worker, its slots and its blocks."""
@@ -243,7 +228,7 @@ class Planner:
         counts = [pending for _, pending in able]
         single = counts.count(1)
         waiting = sum(counts) - single
-        prompts = self._most_of_prompts(waiting, single > 0) if waiting else 0
+        prompts = self.pace.most_of_prompts(waiting, single > 0) if waiting else 0
         spare = self.worker.slots - len(able)  # logits for which a worker has memory
         price = self.speculation.price(single) if not waiting else NO_DRAFTS_PAY
         for sequence, pending in able:
@@ -264,17 +249,6 @@ class Planner:
                 budget -= count + len(drafts.tokens)
                 prompts -= count if pending > 1 else 0
                 spare -= len(drafts.tokens)
-
-    def _most_of_prompts(self, waiting: int, beside: bool) -> int:
-        """Tokens of prompts, of those `waiting`, that the next step may have.
-
-        `beside`: there are sequences that decode.
-        """
-        fitting = self.pace.tokens_within(PROMPT_SECONDS)
-        if beside:
-            short = self.pace.tokens_within(SECONDS_BESIDE)
-            fitting = min(fitting, max(short, waiting * SHARE_BESIDE))
-        return int(min(max(fitting, LEAST_OF_PROMPTS), self.worker.max_batched_tokens))
 
     def _room(self, sequence: Sequence) -> int:
         """Drafts for which a sequence has blocks already."""

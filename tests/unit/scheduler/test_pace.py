@@ -1,12 +1,18 @@
 """When the next step is ordered, and how long one takes."""
 
-from math import inf
-
 import pytest
 
 from pagefleet.wire import Plan, pack_ints
 from pagefleet_scheduler.flights import Flight, PlannedRow
-from pagefleet_scheduler.pace import _FRESH, _REMEMBERED_PROMPTS, EARLY, EARLY_AT_LEAST, Pace
+from pagefleet_scheduler.pace import (
+    _FRESH,
+    _REMEMBERED_PROMPTS,
+    EARLY,
+    EARLY_AT_LEAST,
+    LEAST_OF_PROMPTS,
+    PROMPT_SECONDS,
+    Pace,
+)
 from pagefleet_scheduler.prompt_lookup import NO_DRAFTS
 
 
@@ -52,23 +58,23 @@ def test_one_slow_step_keeps_nobody_waiting() -> None:
 
 def test_how_much_of_a_prompt_is_computed_in_a_time() -> None:
     """By the latest steps; one that took very long tells as little as two that came together."""
-    assert Pace().tokens_within(1.0) == 0.0
-    assert computed(0.0, 0.0).tokens_within(1.0) == inf
-    pace = computed(0.1, 30.0, 0.1, 0.0, 0.1, tokens=100)
-    assert pace.tokens_within(2.0) == pytest.approx(2000)
+    assert Pace().most_of_prompts(9999, False) == LEAST_OF_PROMPTS
+    assert computed(0.0, 0.0).most_of_prompts(9999, False) == 9999
+    pace = computed(0.125, 30.0, 0.125, 0.0, 0.125, tokens=100)
+    assert pace.most_of_prompts(9999, False) == 800 * PROMPT_SECONDS
     now = 40.0
     for _ in range(_REMEMBERED_PROMPTS):
         now += 0.5
         pace.landed(flight(now - 0.5, 100), now)
-    assert pace.tokens_within(2.0) == pytest.approx(400)
+    assert pace.most_of_prompts(9999, False) == 200 * PROMPT_SECONDS
 
 
 def test_steps_that_sample_behind_every_token_tell_nothing_of_prompts() -> None:
     row = PlannedRow(None, 0, 0, 8, False, NO_DRAFTS)  # type: ignore[arg-type]
-    pace = computed(0.1)
+    pace = computed(0.0625)
     for _ in range(_REMEMBERED_PROMPTS):
         pace.landed(Flight(flight(5.0).plan, [row], 5.0), 6.0)
-    assert pace.tokens_within(1.0) == pytest.approx(80)
+    assert pace.most_of_prompts(9999, False) == 128 * PROMPT_SECONDS
 
 
 def test_what_became_slower_is_noticed() -> None:

@@ -20,7 +20,8 @@ from pagefleet.wire import (
 from pagefleet_scheduler import decoding, plan_writer
 from pagefleet_scheduler.beam import BeamSearch
 from pagefleet_scheduler.flights import ResultError
-from pagefleet_scheduler.planner import LEAST_OF_PROMPTS, PROMPT_SECONDS, Planner
+from pagefleet_scheduler.pace import LEAST_OF_PROMPTS, PROMPT_SECONDS
+from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.sequence import Request, Sequence
 
 SIZE = 4
