@@ -55,10 +55,15 @@ def _text(name: str, value: str) -> String:
     return String(name, value, max_len=_LONGEST)
 
 
-def _optional(name: str) -> Iterator[str | Fuzzable]:
-    """The fields that a body may have besides those it must have, each null until its turn."""
-    schema = DOCUMENT["components"]["schemas"][name]
-    for field in sorted(schema["properties"].keys() - schema["required"]):
+def _optional(name: str, besides: str | None = None) -> Iterator[str | Fuzzable]:
+    """The fields that a body may have besides those it must have, each null until its turn; those
+    of another body, `besides`, are left to that.
+    """
+    schemas = DOCUMENT["components"]["schemas"]
+    elsewhere = schemas[besides]["properties"] if besides else {}
+    for field in sorted(schemas[name]["properties"].keys() - schemas[name]["required"]):
+        if field in elsewhere:
+            continue
         yield f', "{field}": '
         yield Group(field, _VALUES, default_value="null", encoding="utf-8")
 
@@ -82,6 +87,14 @@ WHOLE = (
         "chat/completions",
         *('{"messages": [{"role": "', _text("role", "user"), '", "content": "'),
         *(_text("text", "Hello"), '"}]', *_optional("ChatBody"), "}"),
+    ),
+    _post(
+        "response",
+        "responses",
+        '{"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}, ',
+        '{"type": "function_call", "call_id": "a", "name": "f", "arguments": "',
+        *(_text("arguments", "{}"), f'"}}], "stop_token_ids": {[*range(128)]}'),
+        *(*_optional("ResponseBody", besides="ChatBody"), "}"),
     ),
     _post(
         "guided",

@@ -36,6 +36,7 @@ _SCHEMAS: tuple[Any, ...] = (
     {"enum": ["x", 1, None]},
     {"$ref": "#/$defs/node", "$defs": {"node": {"type": "array", "items": {"$ref": "#"}}}},
     {"not": {}},
+    {"const": 2**64},
     {"$ref": "#/nowhere"},
     {"type": "array", "minItems": 10**9},
     {"allOf": [{"type": "integer"}, {"type": "string"}]},
@@ -44,6 +45,7 @@ _SCHEMAS: tuple[Any, ...] = (
 _ECHO = {"type": "function", "function": {"name": "echo", "parameters": _SCHEMAS[0]}}
 _FLAT_ECHO = {"type": "function", "name": "echo", "parameters": _SCHEMAS[0]}
 _CALL = {"type": "function_call", "call_id": "a", "name": "echo", "arguments": "{}"}
+_CALLED = {"id": "a", "function": {"name": "echo", "arguments": '{"a": NaN}'}}
 _OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "b"}
 _THOUGHT = {
     "type": "reasoning",
@@ -69,6 +71,11 @@ PLAUSIBLE: dict[str, tuple[Any, ...]] = {
         [_THOUGHT],
         "",
     ),
+    "messages": (
+        [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}],
+        [{"role": "assistant", "tool_calls": [_CALLED]}, {"role": "tool", "content": "a"}],
+        [{"role": "assistant", "refusal": "a"}, {"role": "user", "content": []}],
+    ),
     "include": (["message.output_text.logprobs"], ["reasoning.encrypted_content"], []),
     "type": ("text", "function", "json_object", "json_schema", "message", "input_text"),
     "regex": ("[a-z]+", "(ab|c){3}", "(?=x)y", "a{1,99999}", "(", "\\d+(\\.\\d+)?", "[^\\0]*"),
@@ -92,8 +99,11 @@ PLAUSIBLE: dict[str, tuple[Any, ...]] = {
         "<|im_end|>",
         "\u202e\U0001f468\u200d",
     ),
-    "arguments": ("{}", '{"a": 1}', "[]", "{", '{"a": NaN}'),
-    "chat_template_kwargs": ({"enable_thinking": False}, {"messages": []}, {}),
+    "arguments": (
+        *("{}", '{"a": 1}', "[]", "{", '{"a": NaN}', '{"a": "\\ud800"}'),
+        *(f'{{"a": {2**64}}}', '{"a": ' * 700 + "1" + "}" * 700),
+    ),
+    "chat_template_kwargs": ({"enable_thinking": False}, {"messages": []}, {"thinking": 2**64}),
 }
 """Values of fields, by name, with which a request gets further than to the check of its types."""
 
