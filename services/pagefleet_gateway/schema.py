@@ -69,6 +69,9 @@ class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
         return self.refusal
 
 
+ContentPart: TypeAlias = TextPart | RefusalPart
+
+
 class _HasText(Protocol):
     @property
     def text(self) -> str: ...
@@ -83,7 +86,7 @@ class Prediction(msgspec.Struct):
     """Text that the answer may repeat: drafts are taken from it, and it changes no token."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | list[ContentPart]
 
 
 class CommonBody(msgspec.Struct, kw_only=True):
@@ -151,7 +154,7 @@ class ChatMessage(msgspec.Struct):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | RefusalPart] | None = None
+    content: str | list[ContentPart] | None = None
     """None only where an assistant called tools, or refused."""
     refusal: str | None = None
     """What an assistant said in place of a content."""

@@ -41,6 +41,7 @@ BAD_FOR_BOTH: list[tuple[str, Any]] = [
     ("prediction", "abc"),
     ("prediction", {"type": "content"}),
     ("prediction", {"type": "other", "content": "abc"}),
+    ("prediction", {"type": "content", "content": [{"text": "abc"}]}),
     ("frequency_penalty", 2.1),
     ("presence_penalty", -2.1),
     ("repetition_penalty", 0),
