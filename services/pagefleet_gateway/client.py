@@ -263,7 +263,10 @@ class SchedulerClient:
             self._alone = now
         elif self._peer and self._alone is not None and now - self._alone > ALONE_SECONDS:
             self._alone = None
-            _LOG.warning("Requests wait: %s.", self._peer.silence("--gateway-endpoint"))
+            silence = f"{self._peer.silence('--gateway-endpoint')}."
+            refusal = self.link.refusal
+            told = f"the scheduler refuses this gateway: {refusal}" if refusal else silence
+            _LOG.warning("Requests wait: %s", told)
 
     def _carry_out(self, reaction: Reaction) -> None:
         for message in reaction.messages:

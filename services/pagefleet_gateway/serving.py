@@ -109,7 +109,7 @@ class GenerationRoute(PostRoute):
         if not generation.body.stream:
             return Answer(generation, model), ""
         secret, whose = self._gateway.resume_secret, tenant.digest or b""
-        if last_event_id is not None:
+        if last_event_id:  # some clients send an empty one at first
             name = last_event_id.decode("latin-1")
             generation = resumed(generation, model, *read_event_id(name, secret, content, whose))
         ticket = ticket_of(generation, model, whose)

@@ -32,6 +32,7 @@ from pagefleet.wire import (
     PromptOutput,
     Pulse,
     Reason,
+    Refused,
     Rejected,
     Snapshot,
     Submit,
@@ -118,6 +119,8 @@ class FakeScheduler:
     endpoint: str
     step_seconds: float = 0.0
     reject: Reason | None = None
+    refusal: str | None = None
+    """Why no gateway is let in."""
     workers: int = 1
     submits: list[Submit] = field(default_factory=list)
     aborts: list[Abort] = field(default_factory=list)
@@ -152,6 +155,8 @@ class FakeScheduler:
 
     def _handle(self, gateway: bytes, frame: bytes) -> list[Message]:
         match decode_from_gateway(frame):
+            case GatewayHello() | GatewayBeat() if self.refusal is not None:
+                return [Refused(self.refusal)]
             case GatewayHello():
                 return [Welcome(self.epoch, PROTOCOL)]
             case GatewayBeat(open=open):

@@ -135,6 +135,29 @@ def test_it_says_once_that_nobody_answers(
     asyncio.run(talk())
 
 
+def test_it_says_once_why_it_is_refused(
+    scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pagefleet_gateway.client.ALONE_SECONDS", 600.0)
+    scheduler.refusal = "Another model is served here."
+
+    async def talk() -> None:
+        client = SchedulerClient(scheduler.endpoint)
+        with scheduler.started():
+            async with client.running():
+                await eventually(lambda: client.health.refusal is not None)
+                monkeypatch.setattr("pagefleet_gateway.client.ALONE_SECONDS", 0.1)
+                await eventually(lambda: "Requests wait" in caplog.text)
+                scheduler.refusal = None
+                await eventually(lambda: client.health.scheduler)
+        (told,) = [line for line in caplog.messages if "Requests wait" in line]
+        assert told == (
+            "Requests wait: the scheduler refuses this gateway: Another model is served here."
+        )
+
+    asyncio.run(talk())
+
+
 def test_leaving_the_context_aborts(scheduler: FakeScheduler) -> None:
     async def talk() -> None:
         client = SchedulerClient(scheduler.endpoint)

@@ -76,6 +76,12 @@ def test_a_stream_goes_on_behind_an_id(cell: Cell) -> None:
         ]
 
 
+def test_an_empty_id_is_none(cell: Cell) -> None:
+    with cell.stream(ROUTE, {"Last-Event-ID": ""}, **ASKED) as response:
+        assert response.status_code == 200
+        assert events(response)[0]["type"] == "response.created"
+
+
 def test_there_is_nothing_to_fetch_or_delete(cell: Cell) -> None:
     for method, path in (("GET", "/a"), ("DELETE", "/a"), ("POST", "/a/cancel"), ("GET", "/a/b")):
         response = httpx.request(method, cell.url + ROUTE + path)
