@@ -127,10 +127,11 @@ class Speculation:
         likely = tokens = time = 1.0
         for count in range(most):
             likely *= self._kept[_length_class(match + count)]
-            if likely * time < price * tokens or time + price > LONGER:
+            longer = 1.0 + (count + 1) * price
+            if likely * time < price * tokens or longer > LONGER:
                 return count, tokens - time
             tokens += likely
-            time += price
+            time = longer
         return most, tokens - time
 
 

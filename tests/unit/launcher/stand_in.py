@@ -29,6 +29,8 @@ def main(name, events, behaviour):
     if repeated and behaviour.startswith("once:"):
         sys.exit(int(behaviour.removeprefix("once:")))
     if behaviour == "refuse":
+        while Path(events).read_text().count(" started ") < 2:  # nobody else is there to be ended
+            time.sleep(0.005)
         sys.exit(2)
     if behaviour == "crash":
         sys.exit(3)

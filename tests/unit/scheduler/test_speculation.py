@@ -5,7 +5,7 @@ from itertools import accumulate
 from operator import mul
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pagefleet.params import SamplingParams
@@ -74,6 +74,7 @@ def test_without_drafts_none_pays() -> None:
     assert not off.pays_to_wait([sequence(LOOP, ahead=1)])
 
 
+@example(price=0.1, room=10, match=4)  # ten of them make a step exactly twice as long
 @given(st.floats(0, 1), st.integers(0, 20), st.integers(1, LONGEST_MATCH))
 def test_as_many_as_give_most_tokens_in_their_time(price: float, room: int, match: int) -> None:
     """No other number of them would, as far as the step may become longer."""
