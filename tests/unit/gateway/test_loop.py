@@ -63,5 +63,6 @@ def test_a_want_of_descriptors_is_said_once(caplog: pytest.LogCaptureFixture) ->
     """Asyncio alone fills disks: 43,000 times in three seconds, with 150 clients."""
     with asyncio.Runner(loop_factory=GatewayLoop) as runner:
         runner.run(accept_without_descriptors(caplog))
-    (said,) = caplog.messages
+    # asyncio tries again after a second, and says so if the server is closed by then
+    (said,) = [each for each in caplog.messages if "_start_serving" not in each]
     assert said.startswith("Connections wait to be accepted: Too many open files.")
