@@ -1,6 +1,6 @@
 """One operating-system process of ours: how it starts, what it writes, how its end is seen.
 
-A process runs tethered (tether.py) and in a process group of its own, so that Ctrl-C in the
+A process runs tethered (pagefleet.tether) and in a process group of its own, so that Ctrl-C in the
 terminal reaches only the launcher, and so that whatever it started itself can be ended with it. Its
 end is seen through a pidfd (pidfd_open(2)): it is still a zombie then, and its number cannot have
 passed to another process while the rest of its group is killed. That it lives, and is ready, it
@@ -11,11 +11,10 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
 from pagefleet import notify
-from pagefleet_launcher import tether
+from pagefleet.tether import tethered
 from pagefleet_launcher.saying import say
 from pagefleet_launcher.signs import Signs
 
@@ -68,7 +67,7 @@ class Process:
         self._output = os.fdopen(reading, "rb")
         try:
             self._popen = subprocess.Popen(
-                [sys.executable, "-S", tether.__file__, str(os.getpid()), *command],
+                tethered(command),
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=None if self._capture else writing,

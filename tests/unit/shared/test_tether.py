@@ -3,7 +3,7 @@ import signal
 import subprocess
 import sys
 
-from pagefleet_launcher import tether
+from pagefleet import tether
 
 
 def run(parent, *command):
@@ -16,7 +16,8 @@ def run(parent, *command):
 
 
 def test_it_becomes_the_command():
-    done = run(os.getpid(), sys.executable, "-c", "import os; print(os.getppid())")
+    command = tether.tethered([sys.executable, "-c", "import os; print(os.getppid())"])
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{os.getpid()}\n")
 
 

@@ -1,4 +1,4 @@
-"""Runs a command that dies with its parent: `python tether.py PARENT COMMAND ...`.
+"""Runs a command that dies with its parent: `python tether.py PARENT COMMAND ...`, or `tethered`.
 
 Linux sends a process the signal it asked for with PR_SET_PDEATHSIG (prctl(2)) when the thread that
 forked it ends, however it ends; the request survives execve. It must be made in the child, and a
@@ -10,9 +10,17 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
+
+
+def tethered(command: Sequence[str]) -> list[str]:
+    """The command that runs `command`, an executable's path and its arguments, as a child of this
+    process that dies with the thread that starts it.
+    """
+    return [sys.executable, "-SP", __file__, str(os.getpid()), *command]
 
 
 def run_tethered(parent: int, command: list[str]) -> NoReturn:
