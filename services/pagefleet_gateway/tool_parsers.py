@@ -5,15 +5,15 @@ of a text does not depend on the pieces in which it came. What a script has read
 on is held. It becomes content as soon as it can be no call: a text that only looks like one is
 never lost. A call begins when its name is known and its arguments have begun; from then on they
 come out as they are written, without being understood: whether they are JSON is for the client to
-see. Where their brackets close they end, and what follows and is no part of the notation, because
-the model made a mistake, is content.
+see. They end where their brackets close; what follows and is no part of the notation is content.
 
     hermes        <tool_call>{"name": ..., "arguments": {...}}</tool_call>, anywhere (Hermes, Qwen)
     llama3_json   {"name": ..., "parameters": {...}}; {...} and nothing else (Llama 3)
     mistral       [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], since v11 name[ARGS]{...}
     pythonic      [name(key="value"), ...] and nothing else (Llama 4, ToolACE)
 
-White space beside a call is no content.
+White space beside a call is no content; nor is, where nothing but calls can be written, the
+beginning of one whose answer was cut before its arguments.
 """
 
 import json
@@ -59,8 +59,9 @@ class ToolParser:
         """Neither content nor a call yet; within a call, what is not of its arguments."""
         self.calls = 0
         """That have begun."""
-        self._in_call = False
-        self._after_call = False
+        self.only_calls = False
+        """Nothing else can be written."""
+        self._in_call = self._after_call = False
         self._space = ""
         self._spoken: list[Spoken] = []
         self._script = script(self)
@@ -78,7 +79,7 @@ class ToolParser:
 
     def finish(self) -> list[Spoken]:
         """The rest: what is held is no call."""
-        if not self._in_call:
+        if not (self._in_call or self.only_calls):
             self.say(self.held)
         if self._space:
             self._spoken.append(self._space)
@@ -119,8 +120,7 @@ class ToolParser:
 
     def end(self) -> None:
         """The call is complete."""
-        self._in_call, self._after_call = False, True
-        self.held = ""
+        self._in_call, self._after_call, self.held = False, True, ""
 
     def drop(self) -> None:
         """What is held belongs to the notation."""
@@ -188,6 +188,7 @@ def mistral(parser: ToolParser) -> Script:
 
 def required(parser: ToolParser) -> Script:
     """The list that a grammar of ours makes (`tools`)."""
+    parser.only_calls = True
     try:
         if (yield from _next(parser)) == "[":
             yield from _list(parser)
@@ -200,6 +201,7 @@ def only(name: str) -> Callable[[ToolParser], Script]:
     """The whole text is the arguments of one call."""
 
     def script(parser: ToolParser) -> Script:
+        parser.only_calls = True
         try:
             yield from _arguments(parser, name, (yield from _next(parser)))
         except MalformedError:

@@ -302,6 +302,24 @@ def test_a_named_call_is_valid_whatever_the_model_wants() -> None:
 
 
 @pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_calls_that_are_guaranteed_and_cut_leave_no_notation(choice: Any) -> None:
+    draw = random.Random(seed := random.randrange(2**32))
+    print("seed", seed)
+    fields = {"tools": [WEATHER], "tool_choice": choice, "request_id": "it"}
+    text = guided_text(GRAMMARS, chat(**fields), draw)
+    for end in range(1, min(len(text), 300)):
+        answer = whole(chat(**fields), text[:end], Finish.LENGTH)
+        assert answer["finish_reason"] == "length"
+        assert not answer["message"]["content"], text[:end]
+        for call in answer["message"].get("tool_calls", []):
+            assert call["function"]["name"] == "weather"
+            assert call["function"]["arguments"] in text
+        same(streamed(chat(stream=True, **fields), text[:end], Finish.LENGTH), answer)
+
+
+@pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
         ({"tools": [{"type": "function"}]}, "tools", "function"),
