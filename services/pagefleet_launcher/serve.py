@@ -36,6 +36,7 @@ from pagefleet.settings import (
     flags,
     parse,
 )
+from pagefleet.writer import open_standard_streams
 from pagefleet_launcher.child import Service, first_of
 from pagefleet_launcher.commands import program
 from pagefleet_launcher.folder import private_folder
@@ -50,7 +51,6 @@ LONGEST_SOCKET_PATH = 107
 """Bytes, without the terminating zero: `sun_path` in unix(7)."""
 
 _GATEWAYS, _WORKERS = "gateways.sock", "workers.sock"
-_STDERR = 2
 _END_MARGIN = 3.0  # seconds that processes have to end, after the open streams had theirs
 _STILL_STARTING = 5.0  # seconds between signs of life while it starts
 
@@ -71,16 +71,6 @@ def main(argv: Sequence[str]) -> int:
     except (CannotServe, CellKeyError) as error:
         print(f"pagefleet serve: {error}", file=sys.stderr)
         return 1
-
-
-def open_standard_streams() -> None:
-    """Put /dev/null where whoever started this closed its standard input, output or error.
-
-    A socket that got one of their numbers would be lost where a process is started with others.
-    """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
-        pass
-    os.close(descriptor)
 
 
 def listening_socket(settings: ServeSettings) -> socket.socket:

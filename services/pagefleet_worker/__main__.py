@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pagefleet import writer
 from pagefleet.host import usable_cores
 from pagefleet.manifest import Manifest, ManifestError
 from pagefleet.observe import configure_logging
@@ -43,7 +44,7 @@ def main() -> None:
     except (ShutOutError, ComputeEndedError) as error:
         log.error("this worker gives up: %s", error)
         status = 1
-    logging.shutdown()
+    writer.flush()
     # The compute thread may be inside a kernel, which the interpreter would tear down.
     os._exit(status)
 

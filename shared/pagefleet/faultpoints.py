@@ -25,6 +25,8 @@ import re
 import time
 from dataclasses import dataclass, field
 
+from pagefleet import writer
+
 VARIABLE = "PAGEFLEET_FAULTS"
 
 log = logging.getLogger(__name__)
@@ -136,6 +138,7 @@ class Schedule:
                 case "sleep":
                     time.sleep(rule.argument)
                 case "exit":
+                    writer.flush()
                     os._exit(int(rule.argument))
                 case "raise":
                     raise InjectedFault(f"the schedule of {VARIABLE} says so at {point}")
