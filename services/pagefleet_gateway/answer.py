@@ -103,7 +103,7 @@ class Answer:
         return self.prompts[index // self.generation.best_of]
 
     def take(self, news: Iterable[News]) -> dict[int, Piece]:
-        """What became certain with the news, by choice."""
+        """What became certain with the news, by choice, of each that there are news of."""
         pieces: dict[int, list[Piece]] = defaultdict(list)
         for item in news:
             match item:
@@ -118,7 +118,7 @@ class Answer:
                     self._take_prompt(item)
                 case Rejected():
                     raise from_rejection(item)
-        return {index: self._read(index, parts) for index, parts in pieces.items() if parts}
+        return {index: self._read(index, parts) for index, parts in pieces.items()}
 
     def _read(self, index: int, parts: list[Piece]) -> Piece:
         """The parts joined, and read for what they say besides text."""
@@ -140,7 +140,7 @@ class Answer:
             raise aborted()
 
     def _news(self, index: int, item: Output) -> list[Piece]:
-        """What became certain, unless the client of a resumed stream has it already."""
+        """What became certain; an empty piece where the client of a resumed stream has it all."""
         missing = self.generation.passed_over(index) - self.choices[index].count
         if missing <= 0:
             return [self._push(index, item)]
@@ -148,7 +148,7 @@ class Answer:
         piece = self._push(index, known)
         if index in self._readers:
             self._readers[index].read(piece)
-        return [self._push(index, new)] if new.tokens or new.finish else []
+        return [self._push(index, new) if new.tokens or new.finish else Piece()]
 
     def _push(self, index: int, item: Output) -> Piece:
         choice = self.choices[index]

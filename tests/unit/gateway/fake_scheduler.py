@@ -2,7 +2,7 @@
 
 The tokens of a choice are the prompt's, from the end to its beginning, over and over, shifted by
 the choice's number: what a client must see is a plain function of what it sent. It has its own
-thread, one token a step, and as many open requests as come.
+thread, one token a step as long as the gateway takes more, and as many open requests as come.
 """
 
 import threading
@@ -20,6 +20,7 @@ from pagefleet.wire import (
     STEP_BOUNDS,
     Abort,
     CellStats,
+    Credit,
     EngineStats,
     Finish,
     GatewayBeat,
@@ -69,11 +70,15 @@ class Running:
     gateway: bytes
     prompt: list[int]
     positions: dict[int, int]
+    limits: dict[int, int]
+    """Tokens that the gateway takes of each choice for now, where it says so."""
 
     def step(self) -> list[Output]:
-        """One token of each choice."""
+        """One token of each choice that may have one."""
         outputs = []
         for choice, position in list(self.positions.items()):
+            if position >= self.limits.get(choice, position + 1):
+                continue
             outputs.append(self._next(choice, position))
             if outputs[-1].finish:
                 del self.positions[choice]
@@ -169,6 +174,8 @@ class FakeScheduler:
             case Abort() as abort:
                 self.aborts.append(abort)
                 self._abort(abort)
+            case Credit(request, limits=limits) if request in self.running:
+                self.running[request].limits |= limits
         return []
 
     def _pulse(self, unknown: list[str]) -> Pulse:
@@ -197,7 +204,10 @@ class FakeScheduler:
         positions = {
             state.index: len(state.tokens) // 4 for state in submit.choices if not state.finished
         }
-        self.running[submit.request] = Running(submit, gateway, prompt, positions)
+        limits = {each: position + submit.window for each, position in positions.items()}
+        self.running[submit.request] = Running(
+            submit, gateway, prompt, positions, limits if submit.window else {}
+        )
         wanted = submit.params.prompt_logprobs
         if wanted is None or len(prompt) == 1:
             return []

@@ -1,0 +1,45 @@
+"""A stream that is cut anywhere goes on over real HTTP, however long it is."""
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pagefleet_gateway.understanding import STREAM_WINDOW
+from pagefleet_worker.prepare import prepare
+from tests.unit.gateway.test_app import Cell, running_cell
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
+    folder = tmp_path_factory.mktemp("cell")
+    with running_cell(prepare("echo", folder), folder) as cell:
+        yield cell
+
+
+def events(cell: Cell, body: dict[str, Any], last_id: str = "") -> list[tuple[str, Any]]:
+    """(id, choice) of the events of a stream, from the beginning or behind an id."""
+    with cell.stream(headers={"Last-Event-ID": last_id}, **body) as response:
+        *written, done, rest = response.read().decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    pairs = [each.removeprefix("id: ").split("\ndata: ") for each in written]
+    return [(name, json.loads(data)["choices"][0]) for name, data in pairs]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_who_has_more_than_a_window_gets_the_rest(cell: Cell, n: int) -> None:
+    """What it has is generated again, with nothing to send, for as long as that takes."""
+    body = {"prompt": "a long stream", "max_tokens": 3 * STREAM_WINDOW, "seed": 1, "n": n}
+    whole = events(cell, body)
+    cuts = [n * STREAM_WINDOW, random.randrange(len(whole)), len(whole) - 1, len(whole)]
+    print("cut behind", cuts)
+    for cut in cuts:
+        got = whole[:cut] + events(cell, body, whole[cut - 1][0] if cut else "")
+        for choice in range(n):
+            texts = [
+                "".join(each["text"] for _, each in told if each["index"] == choice)
+                for told in (got, whole)
+            ]
+            assert texts[0] == texts[1]
