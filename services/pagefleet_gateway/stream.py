@@ -80,17 +80,21 @@ class Renderer:
     # --- a stream -------------------------------------------------------------------------------
 
     def start(self) -> bytes:
-        """Events before the first news: in a chat, who speaks, and what the answer goes on with."""
+        """Events before the first news: in a chat, who speaks, and what the answer goes on with.
+
+        The last alone has an id: no position tells who has some of them from who has all.
+        """
         if self._generation.kind == "completion" or self._generation.had:
             return b""
         deltas = [Delta("assistant", "")]
         if self._continued:
             deltas.append(Delta(content=self._continued))
-        return b"".join(
-            self._identified(self._chat_event(ChatChunkChoice(index=index, delta=delta)))
+        *others, last = (
+            self._chat_event(ChatChunkChoice(index=index, delta=delta))
             for index in self._answer.choices
             for delta in deltas
         )
+        return b"".join([*others, self._identified(last)])
 
     def events(self, pieces: Mapping[int, Piece]) -> bytes:
         """One event for each piece with anything in it, and the end if this was the last."""

@@ -82,12 +82,13 @@ def events(
 
 
 def told(chunks: list[tuple[str, Any]]) -> dict[int, tuple[str, list[str], str | None]]:
-    """Text, tokens and finish of each choice."""
+    """Text, with who speaks in front in a chat, tokens and finish of each choice."""
     said: dict[int, tuple[str, list[str], str | None]] = {}
     for _, chunk in chunks:
         for choice in chunk["choices"]:
             text, tokens, finish = said.get(choice["index"], ("", [], None))
-            text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            delta = choice.get("delta", {})
+            text += delta.get("role", "") + (choice.get("text") or delta.get("content") or "")
             logprobs = choice.get("logprobs") or {}
             tokens = tokens + (logprobs.get("tokens") or logprobs.get("content") or [])
             assert finish is None or choice["finish_reason"] is None
@@ -98,7 +99,14 @@ def told(chunks: list[tuple[str, Any]]) -> dict[int, tuple[str, list[str], str |
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"n": 3}, {"stop": ["END"]}, {"n": 2, "stop": ["davon"], "logprobs": 2}, {"echo": True}],
+    [
+        {},
+        {"n": 3},
+        {"stop": ["END"]},
+        {"n": 2, "stop": ["davon"], "logprobs": 2},
+        {"echo": True},
+        {"echo": True, "n": 2},
+    ],
 )
 def test_cut_behind_any_event(chat: bool, fields: dict[str, Any]) -> None:
     if chat:
@@ -106,12 +114,15 @@ def test_cut_behind_any_event(chat: bool, fields: dict[str, Any]) -> None:
         if "logprobs" in fields:
             fields = fields | {"logprobs": True, "top_logprobs": 2}
         if "echo" in fields:
-            fields = {}
+            body["messages"].append({"role": "assistant", "content": "So"})
+            fields = fields | {"continue_final_message": True, "add_generation_prompt": False}
     else:
         body = {"prompt": "ab"}
     sent = json.dumps(body | {"max_tokens": 999, "stream": True} | fields).encode()
     whole = events(sent, chat)
-    for cut, (identity, chunk) in enumerate(whole, 1):
+    begun = next(cut for cut, (identity, _) in enumerate(whole, 1) if identity)
+    assert not any(chunk["choices"][0]["finish_reason"] for _, chunk in whole[:begun])
+    for cut, (identity, chunk) in enumerate(whole[begun - 1 :], begun):
         rest = events(sent, chat, identity)
         assert told(whole[:cut] + rest) == told(whole)
         assert {(each["id"], each["created"]) for _, each in rest} <= {(chunk["id"], 5)}
