@@ -169,8 +169,8 @@ class Sequence:
     candidates: Logprobs | None = None
     """Of a beam: its likely next tokens, until all beams of the search have theirs."""
     finish: Finish | None = None
-    keys: list[BlockKey] = field(default_factory=list)
-    """Of its full blocks, as far as somebody asked."""
+    keys: dict[int, list[BlockKey]] = field(default_factory=dict)
+    """Of its full blocks, as far as somebody asked, by the size of blocks: workers may differ."""
 
     def __post_init__(self) -> None:
         """Know the limit."""
@@ -261,13 +261,14 @@ class Sequence:
         tokens: "array[int]",
     ) -> list[BlockKey]:
         """Keys of the full blocks among the first `limit` of its tokens, the next ones included."""
+        keys = self.keys.setdefault(block_size, [])
         count = limit // block_size
-        while len(self.keys) < count:
-            before = self.keys[-1].digest if self.keys else root(self.request.salt)
-            start = len(self.keys) * block_size
+        while len(keys) < count:
+            before = keys[-1].digest if keys else root(self.request.salt)
+            start = len(keys) * block_size
             packed = pack_ints(tokens[start : start + block_size])
-            self.keys.append(BlockKey(digest(before, packed), packed))
-        return self.keys[:count]
+            keys.append(BlockKey(digest(before, packed), packed))
+        return keys[:count]
 
     def append_blocks(self, blocks: list[int]) -> None:
         """Lengthen the table."""
@@ -298,7 +299,7 @@ class Sequence:
             history=self.history,
             numerics=self.numerics,
             cached=self.cached,
-            keys=self.keys[:],
+            keys={size: keys[:] for size, keys in self.keys.items()},
         )
 
     def forget_run(self) -> None:

@@ -64,7 +64,8 @@ class Scenario:
     blocks: int = 40
     lacking: int = 0
     """Of them, at the last worker."""
-    block_size: int = 4
+    block_sizes: tuple[int, ...] = (4,)
+    """Workers have them in turn; those with another size than the first have as many tokens."""
     slots: int = 6
     budget: int = 16
     lookahead: bool = True
@@ -264,11 +265,13 @@ class Cell:
 
     def _facts(self, worker: int) -> EngineFacts:
         scenario = self.scenario
+        block_size = scenario.block_sizes[worker % len(scenario.block_sizes)]
+        blocks = scenario.blocks - scenario.lacking * (worker == scenario.workers - 1)
         return EngineFacts(
             fingerprint="echo",
             numerics=scenario.classes[worker % len(scenario.classes)],
-            block_size=scenario.block_size,
-            blocks=scenario.blocks - scenario.lacking * (worker == scenario.workers - 1),
+            block_size=block_size,
+            blocks=blocks * scenario.block_sizes[0] // block_size,
             slots=scenario.slots,
             max_model_len=LONGEST,
             max_batched_tokens=scenario.budget,

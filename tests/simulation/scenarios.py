@@ -91,7 +91,7 @@ def random_scenario(seed: int) -> Scenario:
         scenario = replace(scenario, blocks=max(scenario.blocks, UNSHARED_SEARCH))
     if workers > 1 and draw.random() < 0.3:
         scenario = with_a_small_worker(scenario)
-    return scenario
+    return replace(scenario, block_sizes=draw.choice([(4,), (4,), (4, 8)]))
 
 
 def with_a_small_worker(scenario: Scenario) -> Scenario:

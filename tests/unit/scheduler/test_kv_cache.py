@@ -11,9 +11,9 @@ SIZE = 4
 NOTHING = array("i")
 
 
-def make_cache(blocks: int = 3, host_blocks: int = 3) -> KVCache:
+def make_cache(blocks: int = 3, host_blocks: int = 3, size: int = SIZE) -> KVCache:
     worker = WorkerHello(
-        PROTOCOL, "h", 1, 1, "m", "c", SIZE, blocks, 8, 80, 64, 99,
+        PROTOCOL, "h", 1, 1, "m", "c", size, blocks, 8, 80, 64, 99,
         host_blocks=host_blocks, swap_micros=1.0, compute_micros=4.0,
     )  # fmt: skip
     return KVCache(worker, caching=True)
@@ -49,6 +49,17 @@ def test_one_position_at_least_is_left_to_be_computed() -> None:
     again = make_sequence([*range(9)])
     assert (cache.found(again), cache.wanted(again), cache.begin(again)) == (8, 3, 8)
     cache.check([again])
+
+
+def test_a_worker_may_have_blocks_of_another_size_than_the_one_before() -> None:
+    small, large = make_cache(), make_cache(size=2 * SIZE)
+    sequence = make_sequence([*range(17)])
+    assert small.found(sequence) == 0
+    large.begin(sequence)
+    sequence.computed = 17
+    large.index(sequence, NOTHING)
+    assert large.found(make_sequence([*range(17)])) == large.found(sequence) == 16
+    assert small.found(sequence) == 0
 
 
 def test_a_prompt_whose_logprobs_are_wanted_finds_nothing() -> None:
