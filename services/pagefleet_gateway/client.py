@@ -147,7 +147,6 @@ class SchedulerClient:
         self._queries = count(1)
         self._inspections: dict[int, asyncio.Future[Snapshot]] = {}
         self._peer: Peer | None = None
-        self._longest: int | None = None
 
     @property
     def health(self) -> CellHealth:
@@ -162,13 +161,6 @@ class SchedulerClient:
             stalled=pulse is not None and pulse.stalled,
             refusal=self.link.refusal,
         )
-
-    @property
-    def max_model_len(self) -> int | None:
-        """The longest sequence that some worker holds or, while there is none, held last; None
-        before the first.
-        """
-        return self._longest
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -187,13 +179,16 @@ class SchedulerClient:
                 self._peer = None
 
     @asynccontextmanager
-    async def open(self, submits: list[Submit]) -> AsyncIterator[Mailbox]:
-        """Hand requests over; at the end of the context, abort whatever of them still runs."""
+    async def open(self, submits: list[Submit], shrink: bool = False) -> AsyncIterator[Mailbox]:
+        """Hand requests over; at the end of the context, abort whatever of them still runs.
+
+        shrink: they may be shorter, where no worker holds as much.
+        """
         mailbox = Mailbox()
         try:
             for submit in submits:
                 self._mailboxes[submit.request] = mailbox
-                self._carry_out(self.link.submit(submit, time.monotonic()))
+                self._carry_out(self.link.submit(submit, time.monotonic(), shrink))
             yield mailbox
         finally:
             mailbox.close()
@@ -243,7 +238,6 @@ class SchedulerClient:
             else:
                 self._carry_out(self.link.handle(message, time.monotonic()))
                 if isinstance(message, Pulse) and message is self.link.pulse:
-                    self._longest = message.max_model_len or self._longest
                     self._keyring.learn(message, time.monotonic())
 
     def _answer_inspection(self, snapshot: Snapshot) -> None:

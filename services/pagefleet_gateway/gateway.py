@@ -4,7 +4,8 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pagefleet.settings import GatewaySettings
 from pagefleet_gateway.client import SchedulerClient
@@ -23,6 +24,13 @@ DRAINING: Final = "This server is shutting down."
 
 _THREADS: Final = 8
 """Some of them wait for helper processes; many that compute would keep the GIL from the loop."""
+
+
+class Context(NamedTuple):
+    """Tokens that a request may have, and what makes them less than the model's own, in words."""
+
+    tokens: int
+    bound: str
 
 
 @dataclass
@@ -53,9 +61,16 @@ class Gateway:
     @property
     def max_model_len(self) -> int:
         """Tokens that a request which comes now may have."""
+        return self.context.tokens
+
+    @property
+    def context(self) -> Context:
+        """The same, and what bounds it."""
+        own = self.model.manifest.max_model_len
         bounds = (
-            self.model.manifest.max_model_len,
-            self.settings.max_model_len,
-            self.client.max_model_len,
+            (own, ""),
+            (self.settings.max_model_len, f"--max-model-len; the model's own is {own}"),
+            (self.client.link.longest, f"what a worker can hold; the model's own is {own}"),
         )
-        return min(bound for bound in bounds if bound is not None)
+        known = [Context(tokens, bound) for tokens, bound in bounds if tokens is not None]
+        return min(known, key=attrgetter("tokens"))

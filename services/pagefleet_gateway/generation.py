@@ -39,6 +39,8 @@ class Limits:
     """Alternatives that may be asked for at a position."""
     strict: bool = False
     """Answers end only for reasons that the OpenAI API knows."""
+    bound: str = ""
+    """What makes `max_model_len` less than the model's own, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,8 @@ class Generation:
     """Special tokens are part of the text."""
     strict: bool = False
     """See `Limits`."""
+    shrinks: bool = False
+    """Nobody asked for its length: it is as long as what fits."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time of its beginning."""
     had: Mapping[int, Had] = field(default_factory=dict)

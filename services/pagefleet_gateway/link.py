@@ -20,6 +20,8 @@ are few, and each may be applied any number of times:
 - Output of a choice that ended here is answered by another `Abort`, in case the first was lost.
 - A gateway that is refused submits nothing, and asks again, until it is welcome.
 - A request whose client went to another gateway, and has its stream go on there, is over (`Moved`).
+- A request without a length of its own that came before the workers did is submitted again as soon
+  as it is known that they hold less than the model could.
 
 Messages and calls go in with the time `now` (seconds of any monotonic clock); what comes out is
 `Reaction`: messages to send to the scheduler, and news for the requests' owners.
@@ -108,6 +110,9 @@ class SchedulerLink:
         self.refusal: str | None = None
         """Why the scheduler will not work with this gateway."""
         self.counters = Counters()
+        self.longest: int | None = None
+        """The longest sequence that some worker holds or, while there is none, held last; None
+        before the first."""
         self._open: dict[str, OpenSubmission] = {}
         self._left_epochs: set[int] = set()
         self._heard = self._ticked = self._awake = now
@@ -138,9 +143,14 @@ class SchedulerLink:
 
     # --- from the gateway -----------------------------------------------------------------------
 
-    def submit(self, submit: Submit, now: float) -> Reaction:
-        """Take a request over; its `attempt` and the tokens of its choices are kept here."""
-        submission = self._open[submit.request] = OpenSubmission.of(submit, now)
+    def submit(self, submit: Submit, now: float, shrinks: bool = False) -> Reaction:
+        """Take a request over; its `attempt` and the tokens of its choices are kept here.
+
+        shrinks: its length is not its client's wish, and may be less.
+        """
+        submission = self._open[submit.request] = OpenSubmission.of(submit, now, shrinks)
+        if self.longest is not None:
+            submission.shrink(self.longest)
         if self.epoch is None:
             return Reaction()
         return Reaction([submission.handed_over(now)])
@@ -226,6 +236,7 @@ class SchedulerLink:
                 self.pulse = message
                 for request in message.unknown:
                     reaction.extend(self._submit_again(request, now))
+                reaction.messages += self._shrink(message.max_model_len, now)
             case Outputs():
                 for piece in message.prompts:
                     reaction.extend(self._prompt_output(piece, now))
@@ -252,6 +263,14 @@ class SchedulerLink:
         if submission is None or now - submission.submitted < RESUBMIT_SECONDS:
             return Reaction()
         return Reaction([self._hand_over(submission, now)])
+
+    def _shrink(self, longest: int, now: float) -> list[FromGateway]:
+        """What is said when some worker holds sequences of so many tokens; 0: there is none."""
+        if longest in (0, self.longest):
+            return []
+        self.longest = longest
+        too_long = [each for each in self._open.values() if each.shrink(longest)]
+        return [self._hand_over(each, now) for each in too_long]
 
     def _rejected(self, message: Rejected) -> Reaction:
         submission = self._open.get(message.request)

@@ -75,7 +75,7 @@ class GenerationRoute(PostRoute):
         timer = RequestTimer(gateway.metrics, record, answer)
         try:
             async with (
-                gateway.client.open(generation.unfinished) as mailbox,
+                gateway.client.open(generation.unfinished, generation.shrinks) as mailbox,
                 _watching(receive, mailbox),
             ):
                 run = Run(gateway, answer, mailbox, timer)
@@ -93,13 +93,15 @@ class GenerationRoute(PostRoute):
         """The answer to a body, and the ticket for the ids of its events if it is a stream."""
         model, tenant = self._gateway.model, record.tenant
         settings = self._gateway.settings
+        context = self._gateway.context
         limits = Limits(
-            self._gateway.max_model_len,
+            context.tokens,
             tenant,
             record.id,
             settings.max_choices,
             settings.max_logprobs,
             settings.strict_openai,
+            context.bound,
         )
         generation = self._understand(content, model, limits)
         tenant.check_priority(generation.body.priority or 0)

@@ -29,8 +29,10 @@ class OpenSubmission:
     """One prompt whose choices are not all finished."""
 
     submit: Submit
-    """As first handed in."""
+    """As first handed in; where it `shrinks`, no longer than what fits."""
     opened: float
+    shrinks: bool = False
+    """Nobody asked for its length: it is as long as what fits."""
     attempt: int = 0
     submitted: float = 0.0
     choices: dict[int, OpenChoice] = field(default_factory=dict)
@@ -40,16 +42,26 @@ class OpenSubmission:
     """Where the prompt logprobs that were asked for end."""
 
     @classmethod
-    def of(cls, submit: Submit, now: float) -> "OpenSubmission":
+    def of(cls, submit: Submit, now: float, shrinks: bool = False) -> "OpenSubmission":
         """Nothing is received yet."""
         choices = {
             choice.index: OpenChoice(finished=choice.finished, numerics=choice.numerics)
             for choice in submit.choices
         }
-        opened = cls(submit, now, choices=choices)
+        opened = cls(submit, now, shrinks, choices=choices)
         if submit.params.prompt_logprobs is not None:
             opened.prompt_end = max(1, len(unpack_ints(submit.prompt)))
         return opened
+
+    def shrink(self, length: int) -> bool:
+        """Let prompt and output have `length` tokens together; whether that is less than before."""
+        params = self.submit.params
+        fitting = max(length - len(self.submit.prompt) // 4, params.min_tokens, 1)
+        if not self.shrinks or fitting >= params.max_tokens:
+            return False
+        shorter = msgspec.structs.replace(params, max_tokens=fitting)
+        self.submit = msgspec.structs.replace(self.submit, params=shorter)
+        return True
 
     def handed_over(self, now: float) -> Submit:
         """The next attempt, with everything received so far."""

@@ -86,6 +86,7 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
         echo=echoed(body, prompts, model) if body.echo else None,
         ignored=parsed.ignored,
         strict=limits.strict,
+        shrinks=body.max_tokens is None,
     )
 
 
@@ -172,6 +173,7 @@ def understand_conversation(
         echo=[continued(body)] if body.echo else None,
         ignored=conversation.ignored,
         strict=limits.strict,
+        shrinks=asked is None,
         response=conversation.response,
         message=_message(tools, model, guided=structure is not None and not structure.free),
         keeps_special=tools.keeps_special,
@@ -216,8 +218,9 @@ def _room(
     tokens = max(min(default, fitting), 1) if asked is None else asked
     if tokens > fitting:
         fault = prompt_field if asked is None or fitting < 1 else asked_field
+        bound = f" ({limits.bound})" if limits.bound else ""
         raise bad_request(
-            f"This model's maximum context length is {limits.max_model_len} tokens, but "
+            f"This model's maximum context length is {limits.max_model_len} tokens{bound}, but "
             f"{prompt_field} has {longest} and {asked_field} asks for {tokens} more.",
             fault,
             "context_length_exceeded",

@@ -2,11 +2,14 @@
 
 import asyncio
 import itertools
+import json
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
 from benchmarks.drill.streams import EXACT, REFUSED, ask
-from tests.faults.cell import make_cell
+from tests.faults.cell import PATIENCE, make_cell, wait_until
 from tests.faults.conftest import Load, assert_exact, once
 
 
@@ -37,6 +40,30 @@ def test_sequences_take_each_others_blocks_under_faults(small_pool, questions):
         )
         assert_exact(load.run(small_pool, watch))
     assert next(deaths) == 7
+
+
+def test_an_answer_is_as_long_as_the_first_worker_can_hold(small_pool):
+    """Though its request came before anybody knew how much that is."""
+    (worker,), (gateway,) = small_pool.workers, small_pool.gateways
+    worker.kill()
+    small_pool.scheduler.restart()
+    gateway.restart()
+    chat = f"http://{small_pool.server.host}:{small_pool.server.port}/v1/chat/completions"
+    body = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(httpx.post, chat, json=body | fields, timeout=PATIENCE)
+                 for fields in ({}, streamed, {"min_tokens": 100, "n": 2})]  # fmt: skip
+        wait_until(lambda: json.loads(small_pool.get("/status")[1])["open"] == len(asked))
+        worker.start()
+        whole, stream, two = (each.result() for each in asked)
+    *_, last, done = filter(None, stream.text.split("\n\n"))
+    assert done == "data: [DONE]"
+    assert whole.json()["usage"]["total_tokens"] == 32 * 16, whole.text
+    assert json.loads(last.removeprefix("data: "))["usage"]["total_tokens"] == 32 * 16
+    assert {choice["finish_reason"] for choice in two.json()["choices"]} == {"length"}
+    refused = httpx.post(chat, json=body | {"max_tokens": 600}).json()["error"]["message"]
+    assert "is 512 tokens (what a worker can hold; the model's own is 4096)" in refused
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_tokens_come_in(scheduler: FakeScheduler) -> None:
             await collect(mailbox, tokens)
             assert tokens == expected(2, 40)
             await eventually(lambda: client.health.workers > 0)
-            assert client.max_model_len == 4096
+            assert client.link.longest == 4096
 
     with scheduler.started():
         asyncio.run(talk())
@@ -102,18 +102,18 @@ def test_the_length_that_workers_hold_outlives_them_and_their_scheduler(
     async def talk() -> None:
         client = SchedulerClient(scheduler.endpoint)
         async with client.running():
-            assert client.max_model_len is None
+            assert client.link.longest is None
             with scheduler.started():
                 await eventually(lambda: client.health.workers == 1)
-                assert client.max_model_len == 4096
+                assert client.link.longest == 4096
                 scheduler.workers = 0
                 await eventually(lambda: client.health.workers == 0)
-                assert client.max_model_len == 4096
+                assert client.link.longest == 4096
             scheduler.epoch += 1
             with scheduler.started():
                 await eventually(lambda: client.link.epoch == scheduler.epoch)
                 await eventually(lambda: client.link.pulse is not None)
-                assert client.max_model_len == 4096
+                assert client.link.longest == 4096
 
     asyncio.run(talk())
 
