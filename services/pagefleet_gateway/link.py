@@ -20,8 +20,8 @@ are few, and each may be applied any number of times:
 - Output of a choice that ended here is answered by another `Abort`, in case the first was lost.
 - A gateway that is refused submits nothing, and asks again, until it is welcome.
 - A request whose client went to another gateway, and has its stream go on there, is over (`Moved`).
-- A request without a length of its own that came before the workers did is submitted again as soon
-  as it is known that they hold less than the model could.
+- A request without a length of its own that came before the first worker is submitted again as
+  soon as it is known that this one holds less than the model could.
 
 Messages and calls go in with the time `now` (seconds of any monotonic clock); what comes out is
 `Reaction`: messages to send to the scheduler, and news for the requests' owners.
@@ -236,7 +236,8 @@ class SchedulerLink:
                 self.pulse = message
                 for request in message.unknown:
                     reaction.extend(self._submit_again(request, now))
-                reaction.messages += self._shrink(message.max_model_len, now)
+                if message.max_model_len:
+                    reaction.messages += self._learn(message.max_model_len, now)
             case Outputs():
                 for piece in message.prompts:
                     reaction.extend(self._prompt_output(piece, now))
@@ -264,13 +265,14 @@ class SchedulerLink:
             return Reaction()
         return Reaction([self._hand_over(submission, now)])
 
-    def _shrink(self, longest: int, now: float) -> list[FromGateway]:
-        """What is said when some worker holds sequences of so many tokens; 0: there is none."""
-        if longest in (0, self.longest):
+    def _learn(self, longest: int, now: float) -> list[FromGateway]:
+        """What is said when workers hold `longest` tokens: they may be fewer as long as one that
+        holds more is being started again, and no stream is to become shorter by that.
+        """
+        known, self.longest = self.longest, longest
+        if known is not None:
             return []
-        self.longest = longest
-        too_long = [each for each in self._open.values() if each.shrink(longest)]
-        return [self._hand_over(each, now) for each in too_long]
+        return [self._hand_over(each, now) for each in self._open.values() if each.shrink(longest)]
 
     def _rejected(self, message: Rejected) -> Reaction:
         submission = self._open.get(message.request)
