@@ -15,12 +15,12 @@ from pathlib import Path
 import uvicorn
 
 from pagefleet.cell_key import CellKeyError
+from pagefleet.endpoint import EndpointError, check_endpoint
 from pagefleet.manifest import ManifestError
 from pagefleet.notify import BEAT_SECONDS, Notifier
 from pagefleet.observe import configure_logging
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import GatewaySettings, parse, refuse
-from pagefleet.transport import EndpointError, check_endpoint
 from pagefleet_gateway.app import TracingError, build_app, build_gateway
 from pagefleet_gateway.gateway import DRAINING, Gateway
 from pagefleet_gateway.model import ServedModel

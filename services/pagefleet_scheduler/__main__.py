@@ -4,9 +4,9 @@ import resource
 import sys
 
 from pagefleet.cell_key import CellKeyError
+from pagefleet.endpoint import EndpointError
 from pagefleet.observe import configure_logging
 from pagefleet.settings import SchedulerSettings, parse, refuse
-from pagefleet.transport import EndpointError
 from pagefleet_scheduler.server import Server
 
 
@@ -17,10 +17,9 @@ def main() -> None:
     if settings.cell_key is not None:
         _use_all_descriptors()
     try:
-        server = Server(settings)
+        Server(settings).run()
     except (EndpointError, CellKeyError) as error:
         refuse("pagefleet scheduler", error)
-    server.run()
 
 
 def _use_all_descriptors() -> None:

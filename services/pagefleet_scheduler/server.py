@@ -52,6 +52,9 @@ class Server:
         worker_ends = [settings.worker_endpoint, settings.listen_workers]
         self._gateways = self._hub(gateway_ends, context, b"gateway")
         self._workers = self._hub(worker_ends, context, b"worker")
+        self._listening: list[Hub | Tap] = [self._gateways, self._workers]
+        if self._tap is not None:
+            self._listening.append(self._tap)
         if self._gate is not None:
             self._gate.start()
         self._hub_of: dict[bytes, Hub] = {}
@@ -87,15 +90,19 @@ class Server:
         return TappedHub(endpoints, context, self._gate, side, self._tap)
 
     def run(self) -> None:
-        """Serve until a signal says stop."""
+        """Serve until a signal says stop.
+
+        Raises:
+            EndpointError: another process has taken an address.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         log.info("listening for gateways and workers")
         while not self._stopping:
             now = time.monotonic()
             self._notifier.beat(now, ready=True)
-            for hub in (self._gateways, self._workers):
-                hub.stay_found(now)
+            for listening in self._listening:
+                listening.stay_found(now)
             faultpoints.reach("scheduler.loop")
             self._handle(self._receive())
             self._tell_of_stall()

@@ -14,8 +14,10 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
+from pagefleet.endpoint import EndpointError, is_local
 from pagefleet.gate import Gate
-from pagefleet.transport import EndpointError, Hub, is_local, listen
+from pagefleet.listening import Listener
+from pagefleet.transport import Hub
 
 
 class Tap:
@@ -34,10 +36,14 @@ class Tap:
         self._socket = context.socket(zmq.PUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         try:
-            listen(self._socket, endpoint)
+            self._listener = Listener(self._socket, endpoint)
         except EndpointError:
             self._socket.close()
             raise
+
+    def stay_found(self, now: float) -> None:
+        """See `Listener.stay_found`."""
+        self._listener.stay_found(now)
 
     def publish(self, *parts: bytes) -> None:
         """Give all readers a frame, after where it goes."""
@@ -46,6 +52,7 @@ class Tap:
     def close(self) -> None:
         """Publish no more."""
         self._socket.close()
+        self._listener.close()
 
 
 class TappedHub(Hub):

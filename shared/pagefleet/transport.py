@@ -8,9 +8,8 @@ lost one); a second connection with a known identity is ignored for ever, though
 heartbeats: a peer that comes back before its old connection is known to be closed, after the hub
 was stopped for a second, would never be heard again (ROUTER_HANDOVER; identities are random per
 start); a connection that ended for what the other end said (it has another key, is another service
-that was given the port, sent too large a frame) is never made again (peers do it themselves); who
-binds a Unix socket takes its address from whoever listens there (looked for before); one whose file
-was deleted, as cleaners of /tmp do, is found by nobody new (the hub listens there again).
+that was given the port, sent too large a frame) is never made again (peers do it themselves). What
+is set right about Unix sockets says listening.py.
 
 A frame is one message. An address beyond the machine needs the cell's key (cell_key.py), with which
 all TCP is encrypted and lets in only who has it too (gate.py); Unix sockets need none, and loopback
@@ -19,13 +18,10 @@ that is not made, or a handshake that is not answered, within seconds, and tries
 """
 
 import contextlib
-import errno
-import logging
 import os
 import socket
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -35,9 +31,9 @@ from zmq.utils.monitor import parse_monitor_message
 
 from pagefleet import faultpoints
 from pagefleet.cell_key import CellKey
+from pagefleet.endpoint import EndpointError, check_endpoint
 from pagefleet.gate import HANDSHAKE_FAILED, HANDSHAKE_MS, Gate, public_key, watch
-
-log = logging.getLogger(__name__)
+from pagefleet.listening import Listener
 
 MAX_FRAME_BYTES = 64 * 2**20
 """A larger message closes the connection it came on."""
@@ -54,8 +50,6 @@ _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 300, 900
 _RENEWAL_SECONDS = 0.5  # that a lost connection waits for libzmq to make it again
 _CONNECT_MS = 1000  # for which TCP may try to connect: it would wait twice as long each time
 _BACKLOG = 2048  # connections at TCP that wait to be accepted: strangers may come in crowds
-_MAX_IPC_PATH = 107
-_LOOK_SECONDS = 1.0  # between two looks at whether the files of Unix sockets are still there
 
 _FATE = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -66,50 +60,6 @@ _FATE = (
 """What can become of a peer's connection, beside a handshake that fails."""
 
 _Socket: TypeAlias = "zmq.Socket[bytes]"
-
-
-class EndpointError(Exception):
-    """An address that will not be listened on or connected to; says why."""
-
-
-def check_endpoint(endpoint: str, key: CellKey | None = None) -> str:
-    """Return `endpoint` if traffic to it stays on this machine, or is under a key.
-
-    Raises:
-        EndpointError: neither is so, or it is no address.
-    """
-    if not is_local(endpoint) and key is None:
-        raise EndpointError(
-            f"{endpoint}: TCP beyond this machine is refused without a key, because it would be "
-            "open to everybody; give the cell's key by --cell-key (pagefleet keygen makes one), or "
-            "use ipc:// or a loopback address"
-        )
-    return endpoint
-
-
-def is_local(endpoint: str) -> bool:
-    """Whether traffic to `endpoint` stays on this machine.
-
-    Raises:
-        EndpointError: it is no address.
-    """
-    url = urlsplit(endpoint)
-    if url.scheme == "tcp":
-        return url.hostname in ("127.0.0.1", "::1", "localhost")
-    if url.scheme != "ipc":
-        raise EndpointError(f"{endpoint}: an endpoint begins with ipc:// or tcp://")
-    path = endpoint.removeprefix("ipc://")
-    if path.startswith(("@", "*")):
-        raise EndpointError(
-            f"{endpoint}: a Unix socket without a file has no folder that would keep other users "
-            "of this machine out; name a path"
-        )
-    if not path or len(os.fsencode(path)) > _MAX_IPC_PATH:
-        raise EndpointError(
-            f"{endpoint}: a Unix socket's path has 1 to {_MAX_IPC_PATH} bytes; choose a shorter "
-            "folder"
-        )
-    return True
 
 
 class Hub:
@@ -130,41 +80,27 @@ class Hub:
         asked = [endpoints] if isinstance(endpoints, str) else endpoints
         key = gate.key if gate else None
         remote = [each for each in asked if check_endpoint(each, key).startswith("tcp://")]
-        self._files = [each for each in asked if each not in remote]
-        self._look_due = 0.0
+        self._listeners: list[Listener] = []
         self.socket = _prepare(context.socket(zmq.ROUTER))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
-            for endpoint in self._files:
-                listen(self.socket, endpoint)
+            for endpoint in asked:
+                if endpoint not in remote:
+                    self._listeners.append(Listener(self.socket, endpoint))
             if remote and gate is not None:
                 gate.guard(self.socket)
             for endpoint in remote:
                 _prepare_tcp(self.socket, "[" in endpoint)
-                listen(self.socket, endpoint)
+                self._listeners.append(Listener(self.socket, endpoint))
         except EndpointError:
-            self.socket.close()
+            self.close()
             raise
 
     def stay_found(self, now: float) -> None:
-        """Listen again at Unix sockets whose files are gone; to be called once in a while.
-
-        Whoever is connected stays so.
-
-        Args:
-            now: seconds of a clock that never goes back.
-        """
-        if now < self._look_due:
-            return
-        self._look_due = now + _LOOK_SECONDS
-        for endpoint in self._files:
-            if not os.path.exists(endpoint.removeprefix("ipc://")):
-                try:
-                    listen(self.socket, endpoint)
-                    log.warning("%s was deleted; it is there again", endpoint)
-                except EndpointError as error:
-                    log.warning("nobody can join where the file was deleted: %s", error)
+        """See `Listener.stay_found`."""
+        for listener in self._listeners:
+            listener.stay_found(now)
 
     def receive(self) -> list[tuple[bytes, bytes]]:
         """(identity, frame) that have arrived, `MOST_AT_ONCE` at most; does not wait."""
@@ -188,6 +124,8 @@ class Hub:
     def close(self) -> None:
         """Close at once; what is still queued is lost."""
         self.socket.close()
+        for listener in self._listeners:
+            listener.close()
 
 
 class Peer:
@@ -274,46 +212,6 @@ class Peer:
             self._lost = None
             self.socket.disconnect(self._endpoint)
             self.socket.connect(self._endpoint)
-
-
-def listen(hub: _Socket, endpoint: str) -> None:
-    """Have a socket listen at `endpoint`, in a folder that is made if it is a Unix socket's.
-
-    Raises:
-        EndpointError: it is taken, or cannot be had.
-    """
-    if endpoint.startswith("ipc://"):
-        path = Path(endpoint.removeprefix("ipc://"))
-        _make_folder(endpoint, path.parent)
-        if _is_listened_at(path):
-            raise EndpointError(
-                f"{endpoint}: another process listens there; end it, or choose another address"
-            )
-    try:
-        hub.bind(endpoint)
-    except zmq.ZMQError as error:
-        raise EndpointError(f"{endpoint}: cannot listen there: {error}") from error
-
-
-def _make_folder(endpoint: str, folder: Path) -> None:
-    try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        owner = folder.stat().st_uid
-    except OSError as error:
-        raise EndpointError(
-            f"{endpoint}: the folder {folder} cannot be made: {error.strerror}; choose another"
-        ) from error
-    if owner not in (0, os.geteuid()):
-        raise EndpointError(
-            f"{endpoint}: {folder} belongs to another user, who could put a socket of their own in "
-            "this one's place; choose a folder of yours"
-        )
-
-
-def _is_listened_at(path: Path) -> bool:
-    """Whether a process accepts connections at a Unix socket, or will when it comes to it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        return probe.connect_ex(str(path)) in (0, errno.EAGAIN)
 
 
 def _prepare(socket: _Socket) -> _Socket:

@@ -42,8 +42,8 @@ class Service:
     """
 
     def __init__(self, name, arguments, log, *, fds=(), inside=()):
-        self.name, self.log = name, log
-        self._arguments, self._fds, self._inside = arguments, fds, inside
+        self.name, self.arguments, self.log = name, arguments, log
+        self._fds, self._inside = fds, inside
         self._process = None
         self.at_rest = None
 
@@ -60,7 +60,7 @@ class Service:
         module = f"pagefleet_{self.name.partition('-')[0]}"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._inside, sys.executable, "-m", module, *self._arguments],
+                [*self._inside, sys.executable, "-m", module, *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,5 +1,6 @@
 """The tap publishes what passes a hub, whether or not anybody reads."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -8,7 +9,8 @@ import msgpack
 import pytest
 import zmq
 
-from pagefleet.transport import EndpointError, Peer
+from pagefleet.endpoint import EndpointError
+from pagefleet.transport import Peer
 from pagefleet_scheduler.tap import Tap, TappedHub
 
 
@@ -61,6 +63,23 @@ def test_nobody_who_does_not_read_is_waited_for(
             tap.publish(b"is anybody there?")
         for _ in range(20_000):
             tap.publish(b"<", b"worker", b"w", b"x" * 1000)
+
+
+def test_readers_find_one_whose_file_was_deleted(
+    tmp_path: Path, context: "zmq.Context[zmq.Socket[bytes]]"
+) -> None:
+    where = tmp_path / "tap"
+    with (
+        closing(Tap(f"ipc://{where}", context)) as tap,
+        closing(context.socket(zmq.SUB)) as reader,
+    ):
+        where.unlink()
+        tap.stay_found(time.monotonic())
+        reader.setsockopt(zmq.LINGER, 0)
+        reader.setsockopt(zmq.SUBSCRIBE, b"")
+        reader.connect(f"ipc://{where}")
+        while not reader.poll(10):
+            tap.publish(b"is anybody there?")
 
 
 @pytest.mark.slow

@@ -15,8 +15,9 @@ import zmq
 
 from pagefleet import gate as gates
 from pagefleet.cell_key import CellKey
+from pagefleet.endpoint import EndpointError
 from pagefleet.gate import HANDSHAKE_MS, public_key
-from pagefleet.transport import EndpointError, Hub, Peer
+from pagefleet.transport import Hub, Peer
 from tests.unit.shared.gated import HOST, RUBBISH, Cell, Relay, wait_for
 
 REFUSED = "does not let this process in"

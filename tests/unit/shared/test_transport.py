@@ -2,11 +2,8 @@
 
 import os
 import re
-import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -16,15 +13,9 @@ import pytest
 import zmq
 
 from pagefleet.cell_key import CellKey
+from pagefleet.endpoint import EndpointError, check_endpoint
 from pagefleet.gate import Gate
-from pagefleet.transport import (
-    MAX_FRAME_BYTES,
-    MOST_AT_ONCE,
-    EndpointError,
-    Hub,
-    Peer,
-    check_endpoint,
-)
+from pagefleet.transport import MAX_FRAME_BYTES, MOST_AT_ONCE, Hub, Peer
 from tests.processes import may_mount
 from tests.unit.shared.gated import FALSE_ANSWERS, HOST, Impostor, wait_for
 
@@ -52,13 +43,6 @@ def test_frames_go_both_ways(context: Context, tmp_path: Path) -> None:
             assert hub.send(identity, b"to " + frame)
         for number, peer in enumerate(peers):
             assert wait_for(peer.receive) == [b"to hello %d" % number]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_folder_of_another_user_is_refused(context: Context, tmp_path: Path) -> None:
-    os.chown(tmp_path, 12345, -1)
-    with pytest.raises(EndpointError, match="belongs to another user"):
-        Hub(f"ipc://{tmp_path}/hub.sock", context)
 
 
 def test_whoever_reads_a_hub_comes_to_other_things_while_peers_never_pause(
@@ -167,64 +151,6 @@ def test_a_taken_address(context: Context) -> None:
         endpoint = first.socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
         with pytest.raises(EndpointError, match="cannot listen"):
             Hub(endpoint, context)
-
-
-def test_a_taken_unix_socket(context: Context, tmp_path: Path) -> None:
-    """Libzmq alone would take the address away from who listens there."""
-    endpoint = f"ipc://{tmp_path}/hub.sock"
-    with closing(Hub(endpoint, context)) as first, closing(Peer(endpoint, context)) as peer:
-        with pytest.raises(EndpointError, match="another process listens there"):
-            Hub(endpoint, context)
-        assert wait_for(lambda: peer.send(b"hello"))
-        assert wait_for(first.receive)
-
-
-def test_a_unix_socket_whose_process_was_killed_is_not_taken(
-    context: Context, tmp_path: Path
-) -> None:
-    with socket.socket(socket.AF_UNIX) as killed:
-        killed.bind(str(tmp_path / "hub.sock"))
-        killed.listen()
-    endpoint = f"ipc://{tmp_path}/hub.sock"
-    with closing(Hub(endpoint, context)), closing(Peer(endpoint, context)) as peer:
-        assert wait_for(lambda: peer.send(b"hello"))
-
-
-def test_a_unix_socket_that_is_deleted_is_there_again(
-    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    endpoints = [f"ipc://{tmp_path}/{name}/hub.sock" for name in ("kept", "deleted")]
-    with ExitStack() as stack:
-        hub = stack.enter_context(closing(Hub(endpoints, context)))
-        early = [stack.enter_context(closing(Peer(each, context))) for each in endpoints]
-        assert wait_for(lambda: all(peer.send(b"early") for peer in early))
-        shutil.rmtree(tmp_path / "deleted")
-        now = time.monotonic()
-        hub.stay_found(now)
-        hub.stay_found(now)
-        assert caplog.messages == [f"{endpoints[1]} was deleted; it is there again"]
-        late = [stack.enter_context(closing(Peer(each, context))) for each in endpoints]
-        assert wait_for(lambda: all(peer.send(b"late") for peer in late))
-        assert all(peer.send(b"still") for peer in early)
-
-
-def test_a_hub_that_cannot_be_found_again_says_so_and_goes_on(
-    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "cell"
-    endpoint = f"ipc://{folder}/hub.sock"
-    with closing(Hub(endpoint, context)) as hub, closing(Peer(endpoint, context)) as peer:
-        assert wait_for(lambda: peer.send(b"early"))
-        shutil.rmtree(folder)
-        folder.write_text("in the way")
-        hub.stay_found(time.monotonic())
-        assert "cannot be made" in caplog.text
-        assert peer.send(b"still")
-
-
-def test_a_folder_that_cannot_be_made(context: Context) -> None:
-    with pytest.raises(EndpointError, match="the folder /proc/cell cannot be made"):
-        Hub("ipc:///proc/cell/hub.sock", context)
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1", "tcp://127.0.0.1:none"])
