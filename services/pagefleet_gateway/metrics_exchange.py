@@ -7,8 +7,9 @@ One that is gone takes its counts with it; Prometheus sees that as a restart.
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,31 +20,71 @@ from prometheus_client.registry import Collector
 ASK_SECONDS: Final = 1.0
 """That another gateway has to answer."""
 
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at whether the socket's file is still there."""
+
 
 class MetricsExchange:
-    """The place of one gateway in `folder`, where its `own` metrics can be had as text."""
+    """The place of one gateway in `folder`, where its `own` metrics can be had as text.
+
+    Raises:
+        OSError: it cannot be had there.
+    """
 
     def __init__(self, folder: Path, own: Callable[[], bytes]) -> None:
         self._folder = folder
-        self._path = folder / f"m{os.getpid()}"
+        self._path = folder / f"m{os.urandom(4).hex()}"
         self._own = own
+        try:
+            self._socket = self._bound()
+        except OSError as error:
+            raise OSError(
+                f"No socket can be made in the folder of --metrics-folder {folder}: "
+                f"{error.strerror or error}; name another."
+            ) from error
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Tell the others for as long as the context lasts."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(self._tell, self._path)
+        telling = asyncio.create_task(self._keep_telling())
         try:
             yield
         finally:
-            server.close()
-            self._path.unlink(missing_ok=True)
+            telling.cancel()
+            with suppress(asyncio.CancelledError):
+                await telling
 
     async def gather(self) -> list[str]:
         """The metrics of all gateways that answer, this one's first."""
         paths = [path for path in self._folder.glob("m*") if path != self._path]
         return [self._own().decode(), *await asyncio.gather(*map(_ask, paths))]
+
+    async def _keep_telling(self) -> None:
+        """Tell whoever asks; if the file is deleted, as cleaners of /tmp do, make another."""
+        while True:
+            async with await asyncio.start_unix_server(self._tell, sock=self._socket):
+                try:
+                    while self._path.exists():  # noqa: ASYNC110
+                        await asyncio.sleep(LOOK_SECONDS)
+                finally:
+                    self._path.unlink(missing_ok=True)
+            self._socket = await self._bound_at_last()
+
+    async def _bound_at_last(self) -> socket.socket:
+        while True:
+            with suppress(OSError):
+                return self._bound()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _bound(self) -> socket.socket:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        bound = socket.socket(socket.AF_UNIX)
+        try:
+            bound.bind(str(self._path))
+        except OSError:
+            bound.close()
+            raise
+        return bound
 
     async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(self._own())
@@ -87,5 +128,14 @@ async def _ask(path: Path) -> str:
                 return (await reader.read()).decode()
             finally:
                 writer.close()
+    except ConnectionRefusedError:
+        _remove_left(path)
+        return ""
     except (OSError, TimeoutError):
         return ""
+
+
+def _remove_left(path: Path) -> None:
+    """Remove the socket of one that was killed; whoever begins just now will make another."""
+    if path.is_socket():
+        path.unlink(missing_ok=True)

@@ -1,11 +1,14 @@
 """Gateways that share a port show the sums of their metrics, whichever is asked."""
 
 import asyncio
+import shutil
 import socket
 from pathlib import Path
 
+import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
+from pagefleet_gateway import metrics_exchange
 from pagefleet_gateway.metrics_exchange import MetricsExchange, Sums
 
 
@@ -35,21 +38,50 @@ def test_sums_are_what_one_gateway_would_have_counted() -> None:
     assert b"created" not in summed
 
 
-async def gathered(folder: Path) -> list[str]:
-    """What one of two gateways gathers."""
-    first = MetricsExchange(folder, lambda: b"first")
-    second = MetricsExchange(folder, lambda: b"second" * 10_000)
-    second._path = folder / "m0"
-    async with first.running(), second.running():
-        return await first.gather()
-
-
 def test_who_is_gone_or_hangs_is_left_out(tmp_path: Path) -> None:
+    async def gathered() -> list[str]:
+        first = MetricsExchange(tmp_path, lambda: b"first")
+        second = MetricsExchange(tmp_path, lambda: b"second" * 10_000)
+        async with first.running(), second.running():
+            return await first.gather()
+
     (tmp_path / "m1").touch()
-    with socket.socket(socket.AF_UNIX) as hung:
+    with socket.socket(socket.AF_UNIX) as hung, socket.socket(socket.AF_UNIX) as killed:
         hung.bind(str(tmp_path / "m2"))
         hung.listen()
-        texts = asyncio.run(gathered(tmp_path))
+        killed.bind(str(tmp_path / "m3"))
+        texts = asyncio.run(gathered())
     assert texts[0] == "first"
     assert sorted(filter(None, texts[1:])) == ["second" * 10_000]
-    assert not (tmp_path / "m0").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"m1", "m2"}
+
+
+@pytest.mark.parametrize("whole_folder", [True, False])
+def test_who_was_deleted_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_folder: bool
+) -> None:
+    async def gathered() -> list[str]:
+        first, second = (MetricsExchange(folder, lambda n=n: n) for n in (b"first", b"second"))
+        async with first.running(), second.running():
+            assert await first.gather() == ["first", "second"]
+            shutil.rmtree(folder)
+            if not whole_folder:
+                folder.mkdir()
+            while len(list(folder.glob("m*"))) < 2:
+                await asyncio.sleep(0.001)
+            return await first.gather() + await second.gather()
+
+    monkeypatch.setattr(metrics_exchange, "LOOK_SECONDS", 0.001)
+    folder = tmp_path / "metrics"
+    assert asyncio.run(gathered()) == ["first", "second", "second", "first"]
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [("/proc/metrics", "No such file"), ("x" * 110, "too long"), (__file__, "exists")],
+)
+def test_a_folder_that_will_not_do_is_named(tmp_path: Path, folder: str, reason: str) -> None:
+    asked = tmp_path / folder
+    with pytest.raises(OSError, match=f"--metrics-folder {asked}: .*{reason}.*; name another"):
+        MetricsExchange(asked, bytes)
