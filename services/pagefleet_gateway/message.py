@@ -22,6 +22,7 @@ class MessageForm:
     """How its calls are written; None: it has none."""
     parallel: bool = True
     """Calls after the first are kept."""
+    shows_thoughts: bool = True
 
 
 class MessageReader:
@@ -32,13 +33,15 @@ class MessageReader:
         self._reasoning = None if at_once is None else ReasoningParser(at_once)
         self._tools = None if form.script is None else ToolParser(form.script)
         self._parallel = form.parallel
+        self._shows_thoughts = form.shows_thoughts
         self._called = False
         self.thought_tokens = 0
         """In which it thought, as far as the pieces that are read tell them apart."""
 
     def read(self, piece: Piece) -> None:
         """Part the piece's text into reasoning, content and calls, in place."""
-        piece.reasoning, piece.text = self._think(piece)
+        thoughts, piece.text = self._think(piece)
+        piece.reasoning = thoughts if self._shows_thoughts else ""
         if self._tools is None:
             return
         spoken = self._tools.push(piece.text)
@@ -84,6 +87,7 @@ def delta_of(piece: Piece, generation: str, choice: int) -> Delta:
     return Delta(
         content=piece.text or UNSET,
         reasoning_content=piece.reasoning or UNSET,
+        reasoning=piece.reasoning or UNSET,
         tool_calls=calls or UNSET,
     )
 
@@ -100,5 +104,6 @@ def answer_of(piece: Piece, before: str, generation: str, choice: int) -> ChatAn
     return ChatAnswer(
         content or (None if calls else ""),
         reasoning_content=piece.reasoning or UNSET,
+        reasoning=piece.reasoning or UNSET,
         tool_calls=calls or UNSET,
     )

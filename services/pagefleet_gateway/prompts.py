@@ -184,9 +184,11 @@ def _for_template(message: ChatMessage, field: str, model: ServedModel) -> dict[
     renamed = message.role == "developer" and not model.template_reads("developer")
     role = "system" if renamed else message.role
     shown: dict[str, Any] = {"role": role, "content": message.text}
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             shown[name] = value
+    if thoughts := message.reasoning_content or message.reasoning:
+        shown["reasoning_content"] = shown["reasoning"] = thoughts
     if message.tool_calls:
         shown["tool_calls"] = shown_calls(message.tool_calls)
     return shown

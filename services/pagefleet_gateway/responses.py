@@ -56,6 +56,8 @@ class ChatAnswer(msgspec.Struct):
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    """The same: what DeepSeek called it, vLLM calls so now, and clients know one or the other."""
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -105,6 +107,7 @@ class Delta(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 

@@ -164,6 +164,8 @@ class ChatMessage(msgspec.Struct):
     """Of the call that a tool answers."""
     reasoning_content: str | None = None
     """For templates that show it."""
+    reasoning: str | None = None
+    """The same, as vLLM calls it now."""
 
     @property
     def text(self) -> str:
@@ -181,6 +183,8 @@ class ChatBody(GenerationBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
+    """Whether thoughts are part of the answer; they are by default."""
     verbosity: Verbosity | None = None
     """Not obeyed."""
     chat_template_kwargs: dict[str, Any] | None = None

@@ -175,7 +175,7 @@ def understand_conversation(
         strict=limits.strict,
         shrinks=asked is None,
         response=conversation.response,
-        message=_message(tools, model, guided=structure is not None and not structure.free),
+        message=_message(body, tools, model, structure is not None and not structure.free),
         keeps_special=tools.keeps_special,
     )
 
@@ -285,14 +285,16 @@ def _tools(body: ChatBody, model: ServedModel) -> ToolUse:
     return tool_use(body.tools, body.tool_choice, parallel, model.tool_call_parser, model.grammars)
 
 
-def _message(tools: ToolUse, model: ServedModel, guided: bool) -> MessageForm | None:
+def _message(
+    body: ChatBody, tools: ToolUse, model: ServedModel, guided: bool
+) -> MessageForm | None:
     """How an answer is to be read; one that obeys a grammar holds no thoughts."""
     thinks = None
     if model.reasoning_parser is not None and not guided:
         thinks = THINKS_AT_ONCE[model.reasoning_parser]
     if thinks is None and tools.script is None:
         return None
-    return MessageForm(thinks, tools.script, tools.parallel)
+    return MessageForm(thinks, tools.script, tools.parallel, body.include_reasoning is not False)
 
 
 def _structure(

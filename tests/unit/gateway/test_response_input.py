@@ -203,11 +203,17 @@ def test_items_become_turns() -> None:
             "role": "assistant",
             "content": "Let me see.",
             "reasoning_content": "Hm.",
+            "reasoning": "Hm.",
             "tool_calls": calls,
         },
         {"role": "tool", "content": "21", "tool_call_id": "a"},
         {"role": "tool", "content": "22", "tool_call_id": "b"},
-        {"role": "assistant", "content": "It is warm.", "reasoning_content": "Well."},
+        {
+            "role": "assistant",
+            "content": "It is warm.",
+            "reasoning_content": "Well.",
+            "reasoning": "Well.",
+        },
         {"role": "assistant", "content": "No more."},
         {"role": "user", "content": "Thanks."},
     ]

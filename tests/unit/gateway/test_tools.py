@@ -98,7 +98,8 @@ def streamed(answer: Answer, text: str, finish: Finish = Finish.STOP) -> dict[st
 
 
 def put_together(events: bytes) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "", "content": "", "reasoning_content": "", "calls": {}}
+    message: dict[str, Any] = {"role": "", "content": "", "calls": {}}
+    message |= {"reasoning_content": "", "reasoning": ""}
     finish = None
     for line in events.decode().split("\n\n")[:-2]:
         (choice,) = json.loads(line.removeprefix("data: "))["choices"]
@@ -124,7 +125,8 @@ def same(stream: dict[str, Any], choice: dict[str, Any]) -> None:
     message, known = choice["message"], stream["message"]
     assert stream["finish_reason"] == choice["finish_reason"]
     assert known["content"] == (message["content"] or "")
-    assert known["reasoning_content"] == message.get("reasoning_content", "")
+    for name in ("reasoning_content", "reasoning"):
+        assert known[name] == message.get(name, "")
     assert [
         {"id": call["id"], "type": call["type"], **call["function"]}
         for call in message.get("tool_calls", [])
@@ -191,11 +193,31 @@ def test_thoughts_content_and_calls() -> None:
     text = "<think>\nHm. <tool_call></think>" + TAGGED
     served = model(thoughts="qwen3")
     choice = whole(chat(served, request_id="it"), text)
-    assert choice["message"]["reasoning_content"] == "\nHm. <tool_call>"
+    for name in ("reasoning_content", "reasoning"):
+        assert choice["message"][name] == "\nHm. <tool_call>"
     assert choice["message"]["content"] == "Let me see."
     assert len(choice["message"]["tool_calls"]) == 2
     for _ in range(10):
         same(streamed(chat(served, request_id="it", stream=True), text), choice)
+
+
+def test_thoughts_that_nobody_wants_are_left_out() -> None:
+    text = "<think>Hm.</think>" + TAGGED
+    served, fields = model(thoughts="qwen3"), {"include_reasoning": False, "request_id": "it"}
+    choice = whole(chat(served, **fields), text)
+    assert choice["message"].keys() == {"role", "content", "refusal", "tool_calls"}
+    assert choice["message"]["content"] == "Let me see."
+    same(streamed(chat(served, stream=True, **fields), text), choice)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_the_template_sees_what_was_thought_by_either_name(name: str) -> None:
+    echo = model()
+    template = "{% for m in messages %}{{ m.reasoning }}{{ m.reasoning_content }}{% endfor %}"
+    prompts = ChatPrompts(echo.tokenizer, ChatTemplate(template, {}))
+    said = {"role": "assistant", "content": "Yes.", name: "Hm."}
+    answer = chat(replace(echo, chat_prompts=prompts), messages=[*HELLO, said, *HELLO])
+    assert prompt_of(answer) == "Hm.Hm."
 
 
 def test_the_template_sees_the_tools_and_earlier_calls() -> None:
