@@ -2,7 +2,8 @@
 
 A request's choices that have no token yet are one sequence, whose first sample forks it; a choice
 that comes with tokens, after a fault, is a sequence that goes on from them. A beam search begins
-with one beam, from the prompt, and answers all its choices when it ends.
+with one beam, from the prompt, and answers all its choices when it ends; one of no tokens has
+nothing to search, so that its choices are as those of samples.
 """
 
 from array import array
@@ -63,7 +64,7 @@ class Requests:
         """
         self._add(request)
         wanted = {choice.index: choice for choice in choices if not choice.finished}
-        if request.params.beam_width:
+        if request.params.beam_width and request.params.max_tokens:
             self._begin_search(request, choices)
         else:
             for sequence in known:

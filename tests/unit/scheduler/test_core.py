@@ -332,11 +332,15 @@ def test_a_paused_choice_gives_up_what_it_holds_when_anyone_waits(cell: Cell) ->
     assert list(unpack_ints(cell.plans()[2].tokens))[-1] == 50
 
 
-def test_prompts_without_an_answer_to_give(cell: Cell) -> None:
+@pytest.mark.parametrize("beams", [0, 2])
+def test_prompts_without_an_answer_to_give(cell: Cell, beams: int) -> None:
+    """Their choices are ended by their own numbers, of a beam search too."""
     cell.join()
-    cell.submit(max_tokens=0, choices=2)
+    states = [ChoiceState(2), ChoiceState(3)]
+    cell.submit(max_tokens=0, states=states, beam_width=beams)
     cell.answer(cell.plans()[0])
-    assert cell.outputs() == [(0, 0, [], Finish.LENGTH), (1, 0, [], Finish.LENGTH)]
+    assert cell.outputs() == [(2, 0, [], Finish.LENGTH), (3, 0, [], Finish.LENGTH)]
+    assert not cell.scheduler.requests
 
 
 def test_work_goes_where_the_least_is_to_do_after_prefix_hits(cell: Cell) -> None:
