@@ -9,7 +9,13 @@ from typing import Final, NamedTuple
 from pagefleet_gateway.errors import bad_request
 from pagefleet_gateway.schema import GenerationBody
 
-_FIELDS: Final = ("beam_width", "length_penalty", "early_stopping")
+_WITHOUT: Final[dict[str, object]] = {
+    "beam_width": 1,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+}
+"""What may be said where there is no search: clients send what is so by default."""
+
 _NEUTRAL: Final[dict[str, object]] = {
     "frequency_penalty": 0,
     "presence_penalty": 0,
@@ -38,8 +44,8 @@ def beams_of(body: GenerationBody) -> Beams:
         ApiError: 400 that names the field.
     """
     if not body.use_beam_search:
-        for name in _FIELDS:
-            if getattr(body, name) is not None:
+        for name, neutral in _WITHOUT.items():
+            if getattr(body, name) not in (None, neutral):
                 raise bad_request(f"{name} needs use_beam_search to be true.", name)
         return Beams()
     if body.stop:

@@ -79,7 +79,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def http_error(status: int, message: str, code: str | None = None) -> ApiError:
-    """A request refused before its body was understood: 401, 404, 405, 408, 413, 431."""
+    """A request refused before its body was understood: 401, 404, 405, 408, 413, 415, 431."""
     type = "authentication_error" if status == 401 else "invalid_request_error"
     return ApiError(status, message, type=type, code=code)
 

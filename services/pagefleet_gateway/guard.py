@@ -54,11 +54,16 @@ async def read_body(
     """The whole body of a request.
 
     Raises:
-        ApiError: 413 beyond `limit` bytes, 408 after `seconds`.
+        ApiError: 415 if it is compressed, 413 beyond `limit` bytes, 408 after `seconds`.
         ClientGone: the client left in the middle.
     """
+    headers = dict(scope["headers"])
+    encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+    if encoding.lower() != "identity":
+        text = f"The body is sent with Content-Encoding {encoding}; send it as it is."
+        raise http_error(415, text, "unsupported_encoding")
     too_large = http_error(413, f"The body is larger than {limit} bytes.", "body_too_large")
-    declared = dict(scope["headers"]).get(b"content-length", b"0")
+    declared = headers.get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
         raise too_large
     body = bytearray()

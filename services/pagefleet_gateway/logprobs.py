@@ -88,8 +88,10 @@ def unpacked(logprobs: Logprobs) -> list[tuple[float | None, list[tuple[int, flo
     ]
 
 
-def token_text(vocabulary: Vocabulary, token: int) -> str:
-    """The token alone, in words."""
+def token_text(vocabulary: Vocabulary, token: int, by_id: bool = False) -> str:
+    """The token alone, in words, or by its id, which is no other's."""
+    if by_id:
+        return f"token_id:{token}"
     content = vocabulary.token_bytes(token)
     try:
         return content.decode()
@@ -97,11 +99,13 @@ def token_text(vocabulary: Vocabulary, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
-def completion_form(entries: Sequence[TokenEntry], vocabulary: Vocabulary) -> CompletionLogprobs:
+def completion_form(
+    entries: Sequence[TokenEntry], vocabulary: Vocabulary, by_id: bool = False
+) -> CompletionLogprobs:
     """As `/v1/completions` shows them: the chosen token is always among the alternatives."""
     form = CompletionLogprobs([], [], [], [])
     for entry in entries:
-        text = token_text(vocabulary, entry.token)
+        text = token_text(vocabulary, entry.token, by_id)
         form.tokens.append(text)
         form.token_logprobs.append(entry.logprob)
         form.text_offset.append(entry.offset)
@@ -110,18 +114,20 @@ def completion_form(entries: Sequence[TokenEntry], vocabulary: Vocabulary) -> Co
             continue
         top: dict[str, float] = {}
         for token, logprob in entry.top:
-            top.setdefault(token_text(vocabulary, token), logprob)
+            top.setdefault(token_text(vocabulary, token, by_id), logprob)
         top.setdefault(text, entry.logprob)
         form.top_logprobs.append(top)
     return form
 
 
-def chat_form(entries: Sequence[TokenEntry], vocabulary: Vocabulary) -> ChatLogprobs:
+def chat_form(
+    entries: Sequence[TokenEntry], vocabulary: Vocabulary, by_id: bool = False
+) -> ChatLogprobs:
     """As `/v1/chat/completions` shows them."""
 
     def alternative(token: int, logprob: float) -> Alternative:
         content = vocabulary.token_bytes(token)
-        return Alternative(token_text(vocabulary, token), logprob, list(content))
+        return Alternative(token_text(vocabulary, token, by_id), logprob, list(content))
 
     content = []
     for entry in entries:

@@ -135,6 +135,8 @@ class GenerationBody(CommonBody, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None
     prompt_logprobs: Alternatives | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Logprobs call tokens `token_id:5`: two tokens may have the same text."""
     add_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     echo: bool | None = None
@@ -199,10 +201,20 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "audio": (),
     "chat_template": (),
     "context_management": ([],),
+    "detokenize": (True,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "logits_processors": ([],),
+    "logprob_token_ids": (),
     "modalities": (["text"],),
+    "moderation": (),
+    "prompt_embeds": (),
+    "repetition_detection": (),
+    "return_prompt_text": (False,),
     "suffix": ("",),
+    "thinking_token_budget": (),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
     "web_search_options": (),
 }
 """Fields that would change the answer if they were obeyed, with the values that would not; where a

@@ -61,6 +61,7 @@ class Renderer:
         self._answer = answer
         self._generation = answer.generation
         self._vocabulary = model.vocabulary
+        self._names_by_id = bool(answer.generation.body.return_tokens_as_token_ids)
         self._ticket = ticket
         had = answer.generation.had
         behind = {index: had.get(index, Had(0)) for index in answer.choices}
@@ -288,12 +289,12 @@ class Renderer:
     def _completion_logprobs(self, entries: list[TokenEntry]) -> CompletionLogprobs | None:
         if self._generation.logprobs is None:
             return None
-        return completion_form(entries, self._vocabulary)
+        return completion_form(entries, self._vocabulary, self._names_by_id)
 
     def _chat_logprobs(self, entries: list[TokenEntry]) -> ChatLogprobs | None:
         if self._generation.logprobs is None:
             return None
-        return chat_form(entries, self._vocabulary)
+        return chat_form(entries, self._vocabulary, self._names_by_id)
 
     def _echoed_entries(self, prompt: Prompt) -> list[TokenEntry]:
         if self._generation.logprobs is None:

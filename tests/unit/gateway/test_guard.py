@@ -50,6 +50,17 @@ def test_bodies_are_read_within_limits() -> None:
         asyncio.run(read(chunk(b"12345", True), {"type": "http.disconnect"}))
 
 
+def test_a_compressed_body_is_refused_as_such() -> None:
+    async def read(encoding: bytes) -> bytes:
+        scope = {"type": "http", "headers": [(b"content-encoding", encoding)]}
+        return await read_body(scope, receiving(chunk(b"{}", False)), limit=10)
+
+    assert asyncio.run(read(b"identity")) == b"{}"
+    with pytest.raises(ApiError, match="Content-Encoding gzip; send it as it is") as caught:
+        asyncio.run(read(b"gzip"))
+    assert caught.value.status == 415
+
+
 def test_a_stream_that_waits_says_so(tmp_path: Any) -> None:
     settings = GatewaySettings(gateway_endpoint=f"ipc://{tmp_path}/none.sock")
     gateway = build_gateway(settings, echo_model())

@@ -108,7 +108,14 @@ BAD_FOR_BOTH: list[tuple[str, Any]] = [
     ("beam_width", 2),
     ("length_penalty", 0.5),
     ("early_stopping", True),
+    ("early_stopping", "never"),
+    ("return_tokens_as_token_ids", 1),
     ("audio", {}),
+    ("logits_processors", ["x"]),
+    ("moderation", {"model": "x"}),
+    ("prompt_embeds", "x"),
+    ("thinking_token_budget", 9),
+    ("vllm_xargs", {"a": 1}),
     ("timeout", 0),
     ("timeout", -1),
     ("timeout", 1e9),
@@ -412,6 +419,11 @@ def test_another_model_is_not_found() -> None:
 def test_unknown_fields_are_ignored_and_named() -> None:
     generation = completion(zork=1, store=True, metadata={"a": "b"}, other_thing=None)
     assert generation.ignored == ["zork", "store", "metadata"]
+
+
+def test_fields_of_a_search_may_say_what_is_so_without_one() -> None:
+    asked = completion(use_beam_search=False, length_penalty=1, early_stopping=False, beam_width=1)
+    assert asked.params.beam_width == 0
 
 
 def test_unsupported_fields_may_say_what_is_true_anyway() -> None:

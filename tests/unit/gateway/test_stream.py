@@ -285,6 +285,18 @@ def test_logprobs_of_a_chat() -> None:
     assert token == first | {"top_logprobs": [first, second]}
 
 
+def test_logprobs_call_tokens_by_their_ids() -> None:
+    answer = answer_to(logprobs=1, echo=True, return_tokens_as_token_ids=True)
+    (choice,) = whole(answer, [*prompt_news(answer), *outputs(answer, [b"\xff"])])["choices"]
+    assert choice["logprobs"]["tokens"] == ["token_id:97", "token_id:98", "token_id:255"]
+    assert [*choice["logprobs"]["top_logprobs"][2]] == ["token_id:255"]
+    answer = answer_to("chat", logprobs=True, top_logprobs=2, return_tokens_as_token_ids=True)
+    (choice,) = whole(answer, outputs(answer, ["c"]))["choices"]
+    (token,) = choice["logprobs"]["content"]
+    assert (token["token"], token["bytes"]) == ("token_id:99", [99])
+    assert [each["token"] for each in token["top_logprobs"]] == ["token_id:99", "token_id:100"]
+
+
 def test_prompt_logprobs() -> None:
     answer = answer_to(prompt_logprobs=0, prompt=[[97, 98], [99]])
     news = [*prompt_news(answer), *outputs(answer, ["x"]), *outputs(answer, ["y"], 1)]
