@@ -26,6 +26,7 @@ from pagefleet.wire import (
     encode,
 )
 from pagefleet_scheduler.core import Arrived, Event, Lost, Scheduler, Unreachable
+from pagefleet_scheduler.peers import Peers
 from pagefleet_scheduler.queue import Room
 from pagefleet_scheduler.tap import Tap, TappedHub
 from pagefleet_scheduler.watch import ProcessWatch
@@ -57,11 +58,9 @@ class Server:
             self._listening.append(self._tap)
         if self._gate is not None:
             self._gate.start()
-        self._hub_of: dict[bytes, Hub] = {}
+        self.peers = Peers()
         self._leaving: set[bytes] = set()
         """Workers that have said goodbye, until their processes end."""
-        self._refused: set[bytes] = set()
-        """Peers that ask again and again; what they are refused for was said once."""
         self._watch = ProcessWatch()
         self._woken, self._waker = socket.socketpair()
         self._poller = zmq.Poller()
@@ -99,25 +98,40 @@ class Server:
             signal.signal(number, self._stop)
         log.info("listening for gateways and workers")
         while not self._stopping:
-            now = time.monotonic()
-            self._notifier.beat(now, ready=True)
-            for listening in self._listening:
-                listening.stay_found(now)
-            faultpoints.reach("scheduler.loop")
-            self._handle(self._receive())
-            self._tell_of_stall()
+            self.turn()
+        self.close()
+        log.info("stopped")
+
+    def turn(self) -> None:
+        """Go round the main loop once: wait for something to do, for a moment, and do it.
+
+        Raises:
+            EndpointError: another process has taken an address.
+        """
+        now = time.monotonic()
+        self._notifier.beat(now, ready=True)
+        for listening in self._listening:
+            listening.stay_found(now)
+        faultpoints.reach("scheduler.loop")
+        self._handle(self._receive())
+        self._tell_of_stall()
+
+    def close(self) -> None:
+        """Close all sockets at once."""
         self._gateways.close()
         self._workers.close()
         if self._gate is not None:
             self._gate.close()
         if self._tap is not None:
             self._tap.close()
+        self._woken.close()
+        self._waker.close()
         self._notifier.close()
-        log.info("stopped")
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._stopping = True
-        self._waker.send(b"\0")
+        if not self._stopping:
+            self._stopping = True
+            self._waker.send(b"\0")
 
     def _receive(self) -> list[Event]:
         due = 1e3 * (self._scheduler.due - time.monotonic())
@@ -135,7 +149,7 @@ class Server:
                 except WireError as error:
                     log.warning("dropped a frame of %d bytes: %s", len(frame), error)
                     continue
-                self._hub_of[peer] = hub
+                self.peers.hear(peer, hub)
                 if isinstance(message, WorkerHello):
                     self._meet(peer, message)
                 elif isinstance(message, WorkerBye) and self._watch.of(peer) is not None:
@@ -154,7 +168,7 @@ class Server:
         return events
 
     def _meet(self, peer: bytes, hello: WorkerHello) -> None:
-        if peer not in self._refused:
+        if not self.peers.is_refused(peer):
             log.info(
                 "worker %d says hello: %d blocks of %d tokens, %d slots",
                 hello.pid,
@@ -169,8 +183,8 @@ class Server:
 
     def _part(self, peer: bytes, text: str) -> None:
         """Watch a process no longer that was refused: it lives on as somebody else's."""
-        if peer not in self._refused:
-            self._refused.add(peer)
+        if not self.peers.is_refused(peer):
+            self.peers.refuse(peer)
             log.warning("refused a process that wants to join: %s", text)
         if (pidfd := self._watch.of(peer)) is not None:
             self._poller.unregister(pidfd)
@@ -198,10 +212,9 @@ class Server:
             events = unreachable
 
     def _send(self, peer: bytes, message: Message) -> bool:
-        hub = self._hub_of.get(peer)
+        hub = self.peers.hub_of(peer)
         if hub is not None and hub.send(peer, encode(message)):
             return True
-        self._refused.discard(peer)
-        if self._hub_of.pop(peer, None) is not None:  # said once
+        if self.peers.forget(peer):  # said once
             log.info("a peer cannot be reached: %s is not sent", type(message).__name__)
         return False
