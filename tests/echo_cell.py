@@ -70,7 +70,7 @@ class EchoCell(Cell):
     def compare(self) -> None:
         """Every stream is the one of the oracle, whole if it has ended."""
         for client in self.clients.values():
-            if client.submit.params.beam_width:
+            if client.submit.params.beam_width and client.submit.params.max_tokens:
                 self._compare_beams(client)
                 continue
             for choice, tokens in client.tokens.items():

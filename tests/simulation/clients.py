@@ -38,7 +38,7 @@ class Expected:
 def expect(submit: Submit) -> list[Expected]:
     """All choices of a request, by the oracle."""
     prompt, params = unpack_ints(submit.prompt), submit.params
-    if params.beam_width:
+    if params.beam_width and params.max_tokens:
         return [
             Expected(list(beam.tokens), concatenate(beam.logprobs), beam.finish, beam.score)
             for beam in echo_beams(prompt, params)
@@ -181,7 +181,7 @@ FORMS: dict[str, dict[str, object]] = {
         "min_tokens": 16,
     },
     "guided": {"guide": Guide("start: /[a-z]{2,9}( [a-z]+)?/"), "eos_token_ids": (3,)},
-    "prompt only": {"max_tokens": 0, "prompt_logprobs": 0},
+    "prompt only": {"max_tokens": 0, "prompt_logprobs": 0, "choices": 2, "beam_width": 2},
 }
 """What the kinds of requests have of their own; drafts are found where one repeats itself."""
 

@@ -167,7 +167,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def search(self) -> None:
         params = SamplingParams(
-            max_tokens=self.draw.randint(1, 8), seed=0, eos_token_ids=(3,), beam_width=2
+            max_tokens=self.draw.randint(0, 8), seed=0, eos_token_ids=(3,), beam_width=2
         )
         self.cell.submit(some_prompt(self.draw, 12), params, 2)
 
