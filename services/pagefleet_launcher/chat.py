@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from pagefleet_launcher.asking import DEFAULT_URL, gateway_url
 from pagefleet_launcher.conversation import Chat, ChatError, Message, first_model
+from pagefleet_launcher.showing import show
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,13 +46,13 @@ def _answered(chat: Chat, question: str) -> bool:
     with contextlib.closing(chat.ask(question)) as pieces:
         try:
             for piece in pieces:
-                print(piece, end="", flush=True)
+                show(piece, end="")
         except KeyboardInterrupt:
             pass
         except ChatError as error:
             print(f"\npagefleet chat: {error}", file=sys.stderr)
             return False
-    print()
+    show("")
     return True
 
 

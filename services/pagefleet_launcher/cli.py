@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from pagefleet_launcher import chat, keygen, serve, tap, top
 from pagefleet_launcher.commands import PROGRAMS, program
+from pagefleet_launcher.showing import UNREAD_STATUS, ShowingError, show
 
 USAGE = """\
 usage: pagefleet COMMAND [OPTIONS]
@@ -28,7 +29,17 @@ can be set by environment variables too. pagefleet --version tells the version.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and give the status to exit with, or become the program that it names."""
-    match sys.argv[1:] if argv is None else argv:
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except ShowingError as error:
+        if error.unread:
+            return UNREAD_STATUS
+        print(f"pagefleet: {error}.", file=sys.stderr)
+        return 1
+
+
+def _run(argv: Sequence[str]) -> int:
+    match argv:
         case ["serve", *arguments]:
             return serve.main(arguments)
         case ["chat", *arguments]:
@@ -43,10 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             command = program(name, arguments)
             os.execv(command[0], command)
         case ["-h" | "--help"]:
-            print(USAGE, end="")
+            show(USAGE, end="")
             return 0
         case ["--version"]:
-            print(f"pagefleet {version('pagefleet')}")
+            show(f"pagefleet {version('pagefleet')}")
             return 0
         case [name, *_]:
             print(f"pagefleet: there is no command {name!r}.\n\n{USAGE}", end="", file=sys.stderr)

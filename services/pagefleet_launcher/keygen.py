@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from pagefleet import cell_key
+from pagefleet_launcher.showing import show
 
 
 def main(argv: Sequence[str]) -> int:
@@ -15,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
     except cell_key.CellKeyError as error:
         print(f"pagefleet keygen: {error}", file=sys.stderr)
         return 1
-    print(
+    show(
         f"{file} is the key of a new cell. Whoever has a copy is of the cell, so copy it to the "
         f"other machines in secret (scp -p), and start everything with --cell-key={file}."
     )

@@ -19,6 +19,7 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from pagefleet import wire
+from pagefleet_launcher.showing import show
 
 _CHECKSUM_BYTES = 4
 _LONGEST_LIST = 16
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
                 values = content and msgpack.unpackb(content, strict_map_key=False)
                 text = describe(values) if values else "a damaged frame"
                 who = f"{side.decode():7} {peer.hex()[:8]}"
-                print(f"{_clock()} {who} {direction.decode()} {text}", flush=True)
+                show(f"{_clock()} {who} {direction.decode()} {text}")
         except KeyboardInterrupt:
             return 0
         except zmq.ZMQError as error:

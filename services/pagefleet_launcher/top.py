@@ -7,12 +7,14 @@ in their tables (`+`: ten or more). Where keys are asked for, PAGEFLEET_API_KEY 
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from pagefleet.writer import STDOUT
 from pagefleet_launcher.asking import (
     BROKEN,
     DEFAULT_URL,
@@ -21,6 +23,7 @@ from pagefleet_launcher.asking import (
     ask,
     gateway_url,
 )
+from pagefleet_launcher.showing import show
 
 SECONDS = 1.0
 """Between two looks."""
@@ -102,11 +105,11 @@ class Memory(msgspec.Struct):
 def main(argv: Sequence[str]) -> int:
     """Show memory and give the status to exit with."""
     options = _parser().parse_args(argv)
-    screen = sys.stdout.isatty()
+    screen = os.isatty(STDOUT)
     try:
         while True:
             text = render(fetch(options.url, options.blocks), options.rows)
-            print(CLEAR * screen + text, flush=True)
+            show(CLEAR * screen + text)
             if not screen:
                 return 0
             time.sleep(SECONDS)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 
+from pagefleet_launcher.showing import UNREAD_STATUS
 from tests.processes import killed_in_the_end
 from tests.system.serving import pagefleet_serve
 
@@ -34,3 +35,5 @@ def test_the_traffic_of_a_request_is_shown(tmp_path):
             _, side, _, direction, name, *_ = line.split()
             missing.discard(f"{side} {direction} {name}")
             shown += line
+        tap.stdout.close()
+        assert tap.wait(60) == UNREAD_STATUS

@@ -46,6 +46,33 @@ def test_a_model_can_be_prepared_beforehand(tmp_path):
     assert Manifest.load(Path(folder)).name == "echo"
 
 
+@pytest.mark.parametrize(
+    ("output", "status", "said"),
+    [
+        ("| true", 141, ""),
+        ("> /dev/full", 1, "pagefleet: standard output cannot be written to: No space left on "),
+        (">&-", 0, ""),
+    ],
+)
+@pytest.mark.parametrize("arguments", ["--help", "--version", "keygen key"])
+def test_output_that_nobody_takes(tmp_path, arguments, output, status, said):
+    run = "import sys; from pagefleet_launcher.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [
+            "bash",
+            "-c",
+            f"{{ sleep 0; {sys.executable} -c '{run}' {arguments}; }} {output}; "
+            "exit ${PIPESTATUS[0]}",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.returncode, done.stderr.partition("device")[0]) == (status, said)
+
+
 def test_the_launcher_imports_no_service():
     program = (
         "import sys, pagefleet_launcher.cli;"

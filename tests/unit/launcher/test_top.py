@@ -18,6 +18,7 @@ import pytest
 from pagefleet.wire import CACHED_BLOCK, Snapshot, Wait, WaitingSequence, WorkerMemory
 from pagefleet_gateway import memory as gateway_memory
 from pagefleet_launcher.cli import main
+from pagefleet_launcher.showing import UNREAD_STATUS
 from pagefleet_launcher.top import CLEAR, REASONS, Memory, render
 from tests.processes import killed_in_the_end
 
@@ -106,6 +107,21 @@ def test_on_a_terminal_it_is_shown_again(gateway: Gateway) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     assert len(gateway.asked) >= 2
+
+
+def test_a_reader_that_is_gone_is_not_the_gateway_s_fault(gateway: Gateway) -> None:
+    program = "import sys; from pagefleet_launcher.cli import main; sys.exit(main())"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as unread:
+        ended = subprocess.run(
+            [sys.executable, "-c", program, "top", "--url", gateway.url],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=unread,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (UNREAD_STATUS, b"")
 
 
 def test_an_error_is_told_in_a_sentence(
