@@ -92,7 +92,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
 
     app = Starlette(
         routes=routes(gateway),
-        middleware=_middleware(gateway),
+        middleware=[Middleware(KeyGuard, gateway.keyring)],
         exception_handlers={
             ApiError: _on_api_error,
             HTTPException: _on_http_exception,
@@ -101,7 +101,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return Edge(app, gateway.metrics, gateway.settings.root_path, gateway.tracer)
+    whole = _for_pages(app, gateway.settings.allowed_origins)
+    return Edge(whole, gateway.metrics, gateway.settings.root_path, gateway.tracer)
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -146,17 +147,18 @@ async def _openapi(request: Request) -> Response:
     return Response(document(), media_type="application/json")
 
 
-def _middleware(gateway: Gateway) -> list[Middleware]:
-    origins = gateway.settings.allowed_origins
-    cors = Middleware(
-        CORSMiddleware,
-        allow_origins=[origin.strip() for origin in (origins or "").split(",")],
+def _for_pages(app: ASGIApp, origins: str | None) -> ASGIApp:
+    """`app` for pages of these origins too; around all of it, so that they can read its errors."""
+    if origins is None:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=[origin.strip() for origin in origins.split(",")],
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
+        allow_private_network=True,
         expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
     )
-    guard = Middleware(KeyGuard, gateway.keyring)
-    return [guard] if origins is None else [cors, guard]
 
 
 def _on_api_error(request: Request, error: Exception) -> Response:

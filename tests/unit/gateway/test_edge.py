@@ -123,6 +123,38 @@ def test_pages_of_allowed_origins_may_ask() -> None:
     assert "access-control-allow-origin" not in unasked.headers
 
 
+def test_pages_may_read_that_there_is_a_bug() -> None:
+    settings = GatewaySettings(
+        gateway_endpoint="ipc:///nowhere/gateways.sock", allowed_origins="https://a.example"
+    )
+    gateway = build_gateway(settings, echo_model())
+    gateway.threads.shutdown()
+    del gateway.model
+
+    async def ask_twice() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(build_app(gateway), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            origins = ("https://a.example", "https://c.example")
+            return [await client.get("/v1/models", headers={"origin": each}) for each in origins]
+
+    allowed, other = asyncio.run(ask_twice())
+    assert (allowed.status_code, allowed.json()["error"]["type"]) == (500, "server_error")
+    assert allowed.headers["access-control-allow-origin"] == "https://a.example"
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_pages_of_the_internet_may_ask_a_private_network_if_they_are_allowed() -> None:
+    preflight = {
+        "origin": "https://a.example",
+        "access-control-request-method": "POST",
+        "access-control-request-private-network": "true",
+    }
+    options = "OPTIONS", "/v1/completions", {"headers": preflight}
+    (asked,) = ask(options, allowed_origins="https://a.example")
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-private-network"] == "true"
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [("/llm/live", 200), ("/live", 200), ("/llm", 200), ("/llmlive", 404), ("/llm/llm/live", 404)],
