@@ -12,7 +12,9 @@ bit if a worker of the same class is there. What the reader has is passed over; 
 fails rather than that its rest be another stream's. Positions are not signed: a wrong one cheats
 nobody else.
 
-Gateways that are to take over from each other share a secret (`--resume-secret`).
+Gateways that are to take over from each other share a secret (`--resume-secret`). A stream of more
+than `MOST_CHOICES` choices has no ids: in each of its many events they would be longer than what
+proxies let pass as a header.
 """
 
 import hmac
@@ -22,14 +24,18 @@ from binascii import Error as Base64Error
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Final
 
 import msgspec
 
 from pagefleet.wire import ChoiceState, Numerics
 from pagefleet_gateway.errors import ApiError, bad_request, http_error
 
+MOST_CHOICES: Final = 128
+"""Of a stream whose events have ids; of all its prompts together."""
+
 _SIGNATURE_BYTES = 16
-_LONGEST_ID = 4096
+_LONGEST_ID = 6 * 1024
 _POSITION = re.compile("([0-9]{1,9}):([0-9a-f]{1,8})(?::([0-9a-f]{1,8}))?(!?)")
 
 

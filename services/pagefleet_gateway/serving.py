@@ -29,7 +29,7 @@ from pagefleet_gateway.metrics import RequestTimer
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.record import Record, record_of
 from pagefleet_gateway.response_stream import ResponseRenderer
-from pagefleet_gateway.resume import read_event_id
+from pagefleet_gateway.resume import MOST_CHOICES, read_event_id
 from pagefleet_gateway.stream import KEEP_ALIVE, Renderer
 
 _MAX_NAMES: Final = 16
@@ -114,8 +114,10 @@ class GenerationRoute(PostRoute):
         if last_event_id:  # some clients send an empty one at first
             name = last_event_id.decode("latin-1")
             generation = resumed(generation, model, *read_event_id(name, secret, content, whose))
-        ticket = ticket_of(generation, model, whose)
-        return Answer(generation, model), ticket.sign(secret, content)
+        answer = Answer(generation, model)
+        if len(answer.choices) > MOST_CHOICES:
+            return answer, ""
+        return answer, ticket_of(generation, model, whose).sign(secret, content)
 
 
 @dataclass

@@ -14,7 +14,14 @@ from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.generation import Generation, Limits, resumed, ticket_of
 from pagefleet_gateway.link import News
-from pagefleet_gateway.resume import Had, Ticket, event_id, position, read_event_id
+from pagefleet_gateway.resume import (
+    MOST_CHOICES,
+    Had,
+    Ticket,
+    event_id,
+    position,
+    read_event_id,
+)
 from pagefleet_gateway.stream import DONE, Renderer
 from pagefleet_gateway.submission import OpenSubmission
 from pagefleet_gateway.understanding import understand_chat, understand_completion
@@ -174,7 +181,7 @@ def test_what_cannot_be_resumed_is_said() -> None:
         (name[:-4], SECRET, body, TENANT, 400),
         ("", SECRET, body, TENANT, 400),
         ("é.1", SECRET, body, TENANT, 400),
-        ("x" * 5000, SECRET, body, TENANT, 400),
+        ("x" * 7000, SECRET, body, TENANT, 400),
         (name[8:], SECRET, body, TENANT, 400),
     ):
         with pytest.raises(ApiError) as caught:
@@ -189,6 +196,15 @@ def test_what_cannot_be_resumed_is_said() -> None:
         resumed(understood(body, chat=False), echo_model(), ticket, {0: Had(1)})
     assert caught.value.status == 410
     assert "other choices" in caught.value.message
+
+
+def test_the_longest_id_that_is_given_is_taken() -> None:
+    answer, fingerprint, tenant = "chatcmpl-" + "🧭" * 128, "f" * 64, b"t" * 32
+    ticket = Ticket(answer, 2**40, "r" * 32, 2**64 - 1, fingerprint, tenant)
+    had = Had(10**9 - 1, 2**32 - 1, True, 2**32 - 1)
+    name = event_id(ticket.sign(SECRET, b"body"), [position(had)] * MOST_CHOICES)
+    taken = read_event_id(name, SECRET, b"body", tenant)
+    assert taken == (ticket, dict.fromkeys(range(MOST_CHOICES), had))
 
 
 def test_a_scheduler_is_told_what_computed_the_tokens_that_are_to_come_again() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pagefleet_gateway.resume import MOST_CHOICES
 from pagefleet_gateway.understanding import STREAM_WINDOW
 from pagefleet_worker.prepare import prepare
 from tests.unit.gateway.test_app import Cell, running_cell
@@ -24,8 +25,8 @@ def events(cell: Cell, body: dict[str, Any], last_id: str = "") -> list[tuple[st
     with cell.stream(headers={"Last-Event-ID": last_id}, **body) as response:
         *written, done, rest = response.read().decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
-    pairs = [each.removeprefix("id: ").split("\ndata: ") for each in written]
-    return [(name, json.loads(data)["choices"][0]) for name, data in pairs]
+    pairs = [each.removeprefix("id: ").rsplit("data: ", 1) for each in written]
+    return [(name.strip(), json.loads(data)["choices"][0]) for name, data in pairs]
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -43,3 +44,11 @@ def test_who_has_more_than_a_window_gets_the_rest(cell: Cell, n: int) -> None:
                 for told in (got, whole)
             ]
             assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("prompts", [MOST_CHOICES // 2, MOST_CHOICES // 2 + 1, 1024])
+def test_what_events_take_does_not_grow_without_bound(cell: Cell, prompts: int) -> None:
+    """Each names the position of every choice, so that of very many none is named."""
+    told = events(cell, {"prompt": ["ab"] * prompts, "n": 2, "max_tokens": 3, "temperature": 1})
+    assert sum(each["finish_reason"] == "length" for _, each in told) == 2 * prompts
+    assert all(bool(name) == (2 * prompts <= MOST_CHOICES) for name, _ in told)
