@@ -137,7 +137,7 @@ async def _serve(asked: ServeSettings, listener: socket.socket, folder: Path, be
     interrupts = Interrupts()
     model = await _prepare(asked, interrupts)
     if model is None:
-        return 1
+        return int(not interrupts.drain.is_set())
     settings = complete(asked, model, folder, listener)
     async with asyncio.TaskGroup() as tasks:
         helpers = [
@@ -211,10 +211,12 @@ def stages(settings: ServeSettings) -> list[list[Service]]:
 
 
 def _worker(settings: ServeSettings, number: int) -> list[str]:
-    """The command of one worker, on the device whose turn it is."""
-    devices = settings.device.split(",")
-    own = dataclasses.replace(settings, device=devices[number % len(devices)])
-    return program("worker", flags(own, WorkerSettings))
+    """The command of one worker, on the device, or the devices, whose turn it is."""
+    devices, each = settings.device.split(","), settings.tensor_parallel_size
+    if len(devices) > 1:
+        turn = [devices[at % len(devices)] for at in range(number * each, (number + 1) * each)]
+        settings = dataclasses.replace(settings, device=",".join(turn))
+    return program("worker", flags(settings, WorkerSettings))
 
 
 async def _close_when_draining(listener: socket.socket, interrupts: Interrupts) -> None:

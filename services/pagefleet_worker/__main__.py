@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pagefleet import writer
+from pagefleet.endpoint import EndpointError, check_endpoint
 from pagefleet.host import usable_cores
 from pagefleet.manifest import Manifest, ManifestError
 from pagefleet.observe import configure_logging
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import WorkerSettings, parse, refuse
-from pagefleet.transport import EndpointError, check_endpoint
 from pagefleet_worker.interface import Engine
 from pagefleet_worker.server import ComputeEndedError, Progress, Server, ShutOutError
 
@@ -63,13 +63,26 @@ def build_engine(settings: WorkerSettings, folder: Path, progress: Callable[[], 
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
         # Huge pages: blocks of keys and values lie anywhere in the pool, each in pages of its own.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+        if settings.tensor_parallel_size > 1:
+            from pagefleet_worker.group import load_group
+
+            return load_group(folder, settings, progress, end_with_rank)
         from pagefleet_worker.loading import load_engine
 
         return load_engine(folder, settings, progress)
+    if settings.tensor_parallel_size > 1:
+        raise ValueError(f"--engine {settings.engine} has no tensors for several devices to share.")
     from pagefleet_worker.grammar import Grammars
     from pagefleet_worker.simulated import build_simulated
 
     return build_simulated(settings, manifest, progress, Grammars.load(folder, manifest))
+
+
+def end_with_rank(rank: int, status: int) -> None:
+    """End this process because a rank of its worker has ended, with the `status` of `Popen`."""
+    log.error("this worker ends: its rank %d ended with status %d", rank, status)
+    writer.flush()
+    os._exit(2 if status == 2 else 1)  # a setting that it refused would be refused again
 
 
 if __name__ == "__main__":

@@ -3,7 +3,11 @@
 All tokens of a step, of all rows, lie one after another in one flat batch [T]; which row a token
 belongs to matters to attention alone. Keys and values go to the pool first and are always read
 back from it, so that a token's attention is the same arithmetic whether its context came with it
-or with earlier steps."""
+or with earlier steps.
+
+One of several ranks computes with its share of the tensors (`shares`): each has some of the heads
+and of the inner neurons, so that the sums over the ranks are the layers' outputs, and some of the
+vocabulary. What lies between the layers is the same in all."""
 
 from collections.abc import Callable
 
@@ -12,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagefleet_kernels.dispatch import Kernels
-from pagefleet_kernels.layers import DecoderLayer, StackShape
+from pagefleet_kernels.layers import DecoderLayer, Stack, StackShape
 from pagefleet_worker.batch import Batch
 from pagefleet_worker.config import DecoderConfig
+from pagefleet_worker.ranks import ALONE, Ranks
 from pagefleet_worker.weights import DecoderWeights, LayerWeights
 
 
@@ -42,9 +47,11 @@ class Decoder:
         kernels: Kernels,
         max_positions: int,
         progress: Callable[[], None],
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config = config
         self.kernels = kernels
+        self._ranks = ranks
         self.layers = [prepare_layer(layer, kernels) for layer in weights.layers]
         self._embedding, self._norm = weights.embedding, weights.norm
         self._head = kernels.head(weights.head)
@@ -54,7 +61,9 @@ class Decoder:
         heads = (config.heads, config.kv_heads, config.head_dim)
         shape = StackShape(*heads, config.windows, config.norm_eps)
         self._kv_scales: Tensor | None = None
-        self._stack = kernels.stack(self.layers, self._norm, self._cos_sin, shape)
+        self._stack: Stack | None = None
+        if ranks is ALONE:
+            self._stack = kernels.stack(self.layers, self._norm, self._cos_sin, shape)
         if self._stack is None:
             kernels.warm_up(self.dtype, *heads)
 
@@ -104,7 +113,7 @@ class Decoder:
 
     def hidden_by_layer(self, batch: Batch, pool: Tensor) -> Tensor:
         """`hidden`, one kernel after another."""
-        kernels, eps = self.kernels, self.config.norm_eps
+        kernels, ranks, eps = self.kernels, self._ranks, self.config.norm_eps
         residual = self._embedded(batch)
         normed = kernels.rms_norm(residual, self.layers[0].attention_norm, eps)
         next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self._norm]
@@ -112,9 +121,9 @@ class Decoder:
         for layer, next_norm, window, *kept in zip(
             self.layers, next_norms, self.config.windows, pool, scales, strict=True
         ):
-            attended = self._attention(layer, normed, window, batch, *kept)
+            attended = ranks.sum(self._attention(layer, normed, window, batch, *kept))
             normed, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, eps)
-            gated = layer.down(layer.gated(normed))
+            gated = ranks.sum(layer.down(layer.gated(normed)))
             normed, residual = kernels.add_rms_norm(gated, residual, next_norm, eps)
             self._progress()
         return normed
@@ -129,11 +138,19 @@ class Decoder:
         Returns:
             float32 [L, vocabulary size].
         """
-        return self._head(hidden[rows])
+        scores = self._ranks.beside(self._head(hidden[rows]))
+        return scores[:, : self.config.vocab_size]
 
     def _embedded(self, batch: Batch) -> Tensor:
         """The step's tokens, without those that pad it: [T, hidden size]."""
-        return F.embedding(batch.ids[: len(batch.slots)], self._embedding)
+        ids = batch.ids[: len(batch.slots)]
+        if self._ranks is ALONE:
+            return F.embedding(ids, self._embedding)
+        count = len(self._embedding)
+        ids = ids - self._ranks.share.rank * count
+        elsewhere = (ids < 0) | (ids >= count)
+        embedded = F.embedding(ids.masked_fill(elsewhere, 0), self._embedding)
+        return self._ranks.sum(embedded.masked_fill_(elsewhere.unsqueeze(1), 0))
 
     def _attention(
         self,

@@ -28,6 +28,7 @@ from pagefleet_worker.inputs import HostInputs, Inputs
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.logprobs import DrawLogprobs, rank
 from pagefleet_worker.pending import Pending, PromptRanked
+from pagefleet_worker.ranks import ALONE, Ranks
 from pagefleet_worker.sampler import sample
 from pagefleet_worker.samples import Samples, batch_ends
 from pagefleet_worker.slots import Row, Slots, Step
@@ -53,6 +54,7 @@ class TorchEngine:
         grammars: Grammars = NO_GRAMMARS,
         swaps: Swaps | None = None,
         team: Team | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.facts = facts
         self.decoder = decoder
@@ -60,6 +62,7 @@ class TorchEngine:
         self.pool = pool
         self.team = team
         """None: all threads compute every step."""
+        self._ranks = ranks
         self._swaps = swaps
         self._inputs = inputs or HostInputs(decoder, pool, facts.block_size)
         self.grammars = grammars
@@ -132,7 +135,7 @@ class TorchEngine:
             return self._nothing(), DrawLogprobs([]), prompts
         positions = to_device(samples.positions, self.pool.device)
         logits = self.decoder.logits(hidden, positions)
-        tokens = sample(logits, samples.draws, self.kernels.sample)
+        tokens = self._ranks.agree(sample(logits, samples.draws, self.kernels.sample))
         self._keep(rows, samples.owners, tokens)
         asked = DrawLogprobs.of(logits, samples.draws, tokens, self.kernels.log_softmax)
         return tokens, asked, prompts

@@ -2,12 +2,11 @@
 
 import hashlib
 import logging
-import re
 import secrets
 import time
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet_kernels.dispatch import Kernels, select
 from pagefleet_worker.batch import Batch
-from pagefleet_worker.causal_model import CausalModel, ModelShape
-from pagefleet_worker.config import ARCHITECTURES, DecoderConfig, load_config
+from pagefleet_worker.causal_model import CausalModel
+from pagefleet_worker.config import ARCHITECTURES, DecoderConfig
 from pagefleet_worker.decoder import Decoder
 from pagefleet_worker.device_slots import DeviceSlots
 from pagefleet_worker.engine import TorchEngine
@@ -30,29 +29,21 @@ from pagefleet_worker.inputs import DeviceInputs
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.kv_scales import find_kv_scales
 from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.model_loading import Means, choose_device, load_model
 from pagefleet_worker.pools import choose_size, make_host_pool, make_pool, measure_swap, populate
+from pagefleet_worker.ranks import ALONE, Ranks
 from pagefleet_worker.rehearsal import rehearse
 from pagefleet_worker.selftest import is_exact
 from pagefleet_worker.slots import Row, Slot
 from pagefleet_worker.swaps import Swaps, lane_of
 from pagefleet_worker.team import Team
 from pagefleet_worker.transfer import use
-from pagefleet_worker.weights import load_weights
 
 _log = logging.getLogger(__name__)
-
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 _STEP_TOKENS = {"cpu": 1024, "cuda": 2048}
 """That a step may hold by default: a GPU's products are at their best from so many rows on, and
 Python orders each kernel for more of them."""
-
-_LEAST_CAPABILITY = (8, 0)
-"""Of a GPU: older ones compute no bfloat16, and have less shared memory than the tiles take."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +73,13 @@ class Limits:
 
 
 def load_engine(
-    folder: Path, settings: WorkerSettings, progress: Callable[[], None]
+    folder: Path,
+    settings: WorkerSettings,
+    progress: Callable[[], None],
+    ranks: Ranks = ALONE,
 ) -> TorchEngine:
-    """Load the prepared model in `folder` and make everything that its steps need.
+    """Load the prepared model in `folder`, or this rank's share of it, and make everything that its
+    steps need.
 
     `progress` is called at every layer of every step, and while the weights are read.
 
@@ -93,7 +88,7 @@ def load_engine(
         pagefleet.manifest.ManifestError: the folder is no prepared model.
     """
     try:
-        return _load_engine(folder, settings, progress)
+        return _load_engine(folder, settings, progress, ranks)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             "The GPU has too little memory for this model and these settings. Free it from other "
@@ -103,15 +98,13 @@ def load_engine(
 
 
 def _load_engine(
-    folder: Path, settings: WorkerSettings, progress: Callable[[], None]
+    folder: Path, settings: WorkerSettings, progress: Callable[[], None], ranks: Ranks
 ) -> TorchEngine:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     manifest = Manifest.load(folder)
-    config = _load_config(folder, manifest)
-    device = _choose_device(settings.device)
+    device = choose_device(settings.device)
     use(device)
-    dtype = choose_dtype(settings.dtype, config, device)
     limits = Limits.of(settings, device, manifest.max_model_len)
     kernels = select(device, invariant=settings.batch_invariant)
     if settings.block_size % kernels.block_multiple:
@@ -119,28 +112,29 @@ def _load_engine(
             f"--block-size {settings.block_size} does not suit this device's kernels: they need a "
             f"multiple of {kernels.block_multiple}."
         )
-    decoder = _load_model(
-        folder, settings, manifest, config, dtype, device, kernels, limits.length, progress
-    )
+    means = Means(device, kernels, limits.length, progress, ranks)
+    decoder = load_model(folder, manifest, settings, means)
     if settings.kv_cache_dtype == "fp8":
         _keep_kv_in_8_bits(decoder, limits)
     kept = decoder.kv_dtype
-    size = choose_size(config, settings, kept, device, lambda: run_full_step(decoder, limits))
+    shape = decoder.config
+    size = choose_size(shape, settings, kept, device, lambda: run_full_step(decoder, limits))
+    size = replace(size, blocks=ranks.least(size.blocks, device))
     _log.info("%s", size)
     spare = device.type == "cuda"  # rows that pad a graph's batch write to a block of their own
-    pool = make_pool(config, size.blocks + spare, settings.block_size, kept, device)
+    pool = make_pool(shape, size.blocks + spare, settings.block_size, kept, device)
     host_pool = make_host_pool(pool, settings.swap_space or 0)
     costs = {} if host_pool is None else _measure_costs(decoder, limits, pool, host_pool)
     exact = _is_exact(kernels, decoder, limits)
     facts = EngineFacts(
         fingerprint=manifest.fingerprint,
-        numerics=_numerics_class(config, kernels, decoder, settings, exact=exact),
+        numerics=_numerics_class(kernels, decoder, settings, exact=exact),
         block_size=limits.block_size,
         blocks=size.blocks,
         slots=limits.sequences,
         max_model_len=min(limits.length, size.blocks * limits.block_size),
         max_batched_tokens=limits.tokens,
-        vocab_size=config.vocab_size,
+        vocab_size=shape.vocab_size,
         host_blocks=0 if host_pool is None else host_pool.shape[2],
         exact=exact,
         **costs,
@@ -154,43 +148,14 @@ def _load_engine(
         populate(pool)
         team = Team(torch.get_num_threads())
     engine = TorchEngine(
-        facts, decoder, kernels, pool, inputs=inputs, grammars=grammars, swaps=swaps, team=team
-    )
+        facts, decoder, kernels, pool,
+        inputs=inputs, grammars=grammars, swaps=swaps, team=team, ranks=ranks,
+    )  # fmt: skip
     if device.type == "cuda":
         began = time.perf_counter()
         rehearse(engine)
         _log.info("kernels are compiled after %.1f s", time.perf_counter() - began)
     return engine
-
-
-def _load_model(
-    folder: Path,
-    settings: WorkerSettings,
-    manifest: Manifest,
-    config: ModelShape,
-    dtype: torch.dtype,
-    device: torch.device,
-    kernels: Kernels,
-    length: int,
-    progress: Callable[[], None],
-) -> CausalModel:
-    """The decoder of this project where it knows the architecture, or transformers' model."""
-    if isinstance(config, DecoderConfig):
-        bits = _choose_bits(settings.quantization, manifest, device)
-        return _load_decoder(manifest, config, dtype, device, kernels, length, bits, progress)
-    if settings.quantization != "none":
-        raise ModelError(
-            f"--quantization does not work for {manifest.architecture} models yet; leave it out."
-        )
-    if settings.batch_invariant and device.type == "cuda":
-        raise ModelError(
-            f"transformers computes the layers of a {manifest.architecture} model, and on a "
-            "GPU not the same for a row in every batch: leave out --batch-invariant."
-        )
-    from pagefleet_worker.adapter_loading import load_adapted
-
-    kernels.warm_up(dtype, config.heads, config.kv_heads, config.head_dim)
-    return load_adapted(folder, manifest.weights, dtype, device, kernels, length, progress)
 
 
 def _keep_kv_in_8_bits(decoder: CausalModel, limits: Limits) -> None:
@@ -217,36 +182,6 @@ def _device_inputs(
         inputs.capture(sizes, CudaCapture())
         _log.info("%d CUDA graphs in %.1f s", len(sizes), time.perf_counter() - began)
     return inputs
-
-
-def _load_config(folder: Path, manifest: Manifest) -> ModelShape:
-    """The sizes of the model; a `DecoderConfig` where `Decoder` computes it."""
-    if manifest.architecture in ARCHITECTURES:
-        return load_config(folder)
-    from pagefleet_worker.adapter_loading import load_shape
-
-    return load_shape(folder)
-
-
-def _load_decoder(
-    manifest: Manifest,
-    config: DecoderConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    kernels: Kernels,
-    length: int,
-    bits: Sequence[int],
-    progress: Callable[[], None],
-) -> Decoder:
-    def advance(loaded: int, total: int) -> None:
-        progress()
-        if loaded * 4 // total > (loaded - 1) * 4 // total:
-            _log.info("%s: %d %% of the weights are loaded", manifest.name, 100 * loaded // total)
-        if loaded == total and device.type == "cpu":
-            _log.info("kernels that are new to this machine are compiled now, which takes seconds")
-
-    weights = load_weights(manifest.weights, config, dtype, device, advance, bits)
-    return Decoder(config, weights, kernels, length, progress)
 
 
 def _measure_costs(
@@ -292,47 +227,6 @@ def run_full_step(decoder: CausalModel, limits: Limits) -> None:
     decoder.logits(hidden, torch.arange(sampled, device=decoder.device))
 
 
-def _choose_device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ModelError(f"There is no device {name!r}; a worker's --device is auto, cpu or cuda.")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError("There is no CUDA device that torch can use; try --device cpu.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise ModelError(f"There is no {name}: torch sees {count} CUDA devices, from cuda:0 on.")
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
-        raise ModelError(
-            f"{torch.cuda.get_device_name(device)} is too old for these kernels: they need compute "
-            "capability 8.0 (Ampere) or newer. Try --device cpu."
-        )
-    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else device
-
-
-def choose_dtype(name: str, config: ModelShape, device: torch.device) -> torch.dtype:
-    """What the settings say; else the fastest of a CPU, or on a GPU the 16 bits that the weights
-    were saved in: float32 is for whoever asks for it, no matrix unit computes it.
-    """
-    if name != "auto":
-        return _DTYPES[name]
-    if device.type == "cpu":
-        able = torch.cpu.get_capabilities()
-        fast = any(able.get(feature) for feature in ("avx512_bf16", "amx_bf16"))
-        return torch.bfloat16 if fast else torch.float32
-    return torch.float16 if config.dtype == "float16" else torch.bfloat16
-
-
-def _choose_bits(quantization: str, manifest: Manifest, device: torch.device) -> Sequence[int]:
-    """What matrices may have a number; none if they are not quantized."""
-    if quantization != "none" and device.type != "cpu":
-        raise ModelError("--quantization works on a CPU only; leave it out, or try --device cpu.")
-    if quantization == "gguf" and manifest.weights.kind != "gguf":
-        raise ModelError("--quantization gguf takes a .gguf file; try --quantization int8.")
-    return {"none": (), "int8": (8,), "gguf": (4, 8)}[quantization]
-
-
 def _choose_length(wanted: int | None, possible: int) -> int:
     if wanted is not None and wanted > possible:
         raise ModelError(
@@ -354,7 +248,6 @@ def _is_exact(kernels: Kernels, decoder: CausalModel, limits: Limits) -> bool:
 
 
 def _numerics_class(
-    config: ModelShape,
     kernels: Kernels,
     decoder: CausalModel,
     settings: WorkerSettings,
@@ -378,8 +271,10 @@ def _numerics_class(
         name += f" {settings.quantization}"
     if decoder.kv_dtype != decoder.dtype:
         name += " kv-e4m3"
+    if settings.tensor_parallel_size > 1:
+        name += f" tp-{settings.tensor_parallel_size}"
     computed_by = kernels.name
-    if not isinstance(config, DecoderConfig):
+    if not isinstance(decoder.config, DecoderConfig):
         computed_by += f" transformers-{version('transformers')}"
     unit = f"torch-{torch.__version__} {device.type}-{unit}"
     alone = "" if exact else f" inexact-{secrets.token_hex(4)}"

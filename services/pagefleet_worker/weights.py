@@ -2,8 +2,9 @@
 
 `Fused` says which tensors of a file, stacked along their rows, make one of the decoder's, and one
 table of them drives the loader. Every target is made once and filled piece by piece, straight from
-the memory-mapped file, so that the model is never held twice. Names are those of Hugging Face's
-Llama family; a source of another naming translates. Pickled weights are never read.
+the memory-mapped file, so that the model is never held twice. A rank of several keeps its share of
+each (see `shares`). Names are those of Hugging Face's Llama family; a source of another naming
+translates. Pickled weights are never read.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from pagefleet.manifest import Weights
 from pagefleet_kernels.quantized import Matrix, Quantized
 from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.shares import WHOLE, Cut, Share
 
 _READABLE = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -85,26 +87,42 @@ class Source(Protocol):
 class Fused:
     """A tensor of the decoder: parts (name, rows), stacked; without `columns` it is a vector."""
 
-    parts: tuple[tuple[str, int], ...]
-    columns: int | None = None
+    parts: tuple[tuple[str, Cut], ...]
+    columns: Cut | None = None
 
     def load(self, source: Source, prefix: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Make the tensor and fill it."""
-        sizes = [rows for _, rows in self.parts]
-        shape = [sum(sizes)] if self.columns is None else [sum(sizes), self.columns]
-        tensor = torch.empty(shape, dtype=dtype, device=device)
-        for (name, _), part in zip(self.parts, torch.split(tensor, sizes), strict=True):
-            source.copy(prefix + name, part)
+        sizes = [rows.count for _, rows in self.parts]
+        inputs = [] if self.columns is None else [self.columns]
+        shape = [sum(sizes), *(cut.count for cut in inputs)]
+        tensor = torch.zeros(shape, dtype=dtype, device=device)
+        for (name, rows), part in zip(self.parts, torch.split(tensor, sizes), strict=True):
+            _fill(part, source, prefix + name, [rows, *inputs])
         return tensor
 
     def quantize(self, source: Source, prefix: str, bits: Sequence[int]) -> Quantized:
         """The matrix as the files have it, if they have it in so many `bits`; else in eight."""
         assert self.columns is not None
-        found = [source.quantized(prefix + name, (rows, self.columns)) for name, rows in self.parts]
+        columns = self.columns.whole
+        found = [
+            source.quantized(prefix + name, (rows.whole, columns)) for name, rows in self.parts
+        ]
         parts = [part for part in found if part is not None and part.bits in bits]
         if len(parts) == len(self.parts) and len({part.bits for part in parts}) == 1:
             return Quantized.stacked(parts)
         return Quantized.of(self.load(source, prefix, torch.float32, torch.device("cpu")))
+
+
+def _fill(target: Tensor, source: Source, name: str, cuts: Sequence[Cut]) -> None:
+    """Fill `target` with a part of the tensor `name`; `cuts` has one for each dimension."""
+    shape = torch.Size(cut.whole for cut in cuts)
+    if target.shape == shape:
+        source.copy(name, target)
+        return
+    whole = torch.empty(shape, dtype=target.dtype)
+    source.copy(name, whole)
+    part = whole[tuple(cut.span for cut in cuts)]
+    target[: len(part)] = part
 
 
 def load_weights(
@@ -114,17 +132,19 @@ def load_weights(
     device: torch.device,
     progress: Progress,
     bits: Sequence[int] = (),
+    share: Share = WHOLE,
 ) -> DecoderWeights:
     """Load the weights of a prepared model; taking the layers from what is returned loads them.
 
     If `bits` has any, matrices are quantized: to eight bits, unless the files have them in others
-    that are among `bits`. The embedding is not.
+    that are among `bits`. The embedding is not. Only what is not shared can be quantized.
 
     Raises:
         ModelError: the files do not hold what the config says; the layers raise it too.
         ValueError: a matrix cannot be quantized.
     """
-    outer, inner = _outer_tensors(config, quantized=bool(bits)), _layer_tensors(config)
+    outer = _outer_tensors(config, share, quantized=bool(bits))
+    inner = _layer_tensors(config, share)
     source = _open(files, config)
     loaded, total = 0, len(outer) + config.layers * len(inner)
 
@@ -147,8 +167,8 @@ def load_weights(
     return DecoderWeights(layers=layers, **{"head": rest["embedding"], **rest})
 
 
-def _outer_tensors(config: DecoderConfig, *, quantized: bool) -> dict[str, Fused]:
-    vocabulary, hidden = config.vocab_size, config.hidden_size
+def _outer_tensors(config: DecoderConfig, share: Share, *, quantized: bool) -> dict[str, Fused]:
+    vocabulary, hidden = share.padded(config.vocab_size), Cut.all(config.hidden_size)
     tensors = {
         "embedding": Fused(((_EMBEDDING, vocabulary),), hidden),
         "norm": Fused((("model.norm.weight", hidden),)),
@@ -159,20 +179,24 @@ def _outer_tensors(config: DecoderConfig, *, quantized: bool) -> dict[str, Fused
     return tensors
 
 
-def _layer_tensors(config: DecoderConfig) -> dict[str, Fused]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, kv = config.query_size, config.kv_size
+def _layer_tensors(config: DecoderConfig, share: Share) -> dict[str, Fused]:
+    hidden, inner = Cut.all(config.hidden_size), share.even(config.intermediate_size)
+    query = share.even(config.heads).times(config.head_dim)
+    kv = share.kv_heads(config.kv_heads).times(config.head_dim)
+    first = share.rank == 0  # what comes out of these is summed over the ranks
+    output_bias, down_bias = config.output_bias and first, config.mlp_bias and first
     matrices = {
         "qkv": ((("q_proj", query), ("k_proj", kv), ("v_proj", kv)), hidden, config.qkv_bias),
-        "output": ((("o_proj", hidden),), query, config.output_bias),
+        "output": ((("o_proj", hidden),), query, output_bias),
         "gate_up": ((("gate_proj", inner), ("up_proj", inner)), hidden, config.mlp_bias),
-        "down": ((("down_proj", hidden),), inner, config.mlp_bias),
+        "down": ((("down_proj", hidden),), inner, down_bias),
     }
     norms = [("attention_norm", "input_layernorm", hidden)]
     norms += [("mlp_norm", "post_attention_layernorm", hidden)]
     if config.qk_norm:
-        norms += [("query_norm", "self_attn.q_norm", config.head_dim)]
-        norms += [("key_norm", "self_attn.k_norm", config.head_dim)]
+        head = Cut.all(config.head_dim)
+        norms += [("query_norm", "self_attn.q_norm", head)]
+        norms += [("key_norm", "self_attn.k_norm", head)]
     tensors = {field: Fused(((f"{name}.weight", size),)) for field, name, size in norms}
     for field, (parts, columns, bias) in matrices.items():
         module = "self_attn" if field in ("qkv", "output") else "mlp"

@@ -24,20 +24,6 @@ def parse_size(text: str) -> int:
     return int(float(number) * (1024 if binary or not prefix else 1000) ** power)
 
 
-def parse_tensor_parallel_size(text: str) -> int:
-    """One, the only size there is.
-
-    Raises:
-        ValueError: it is another.
-    """
-    if (size := int(text)) != 1:
-        raise ValueError(
-            f"{size} devices cannot share a model's tensors: a worker computes on one. Leave this "
-            "at 1 and start more workers (pagefleet serve --workers, each with the whole model)"
-        )
-    return size
-
-
 def parse_threads(text: str) -> int:
     """A number of threads that each have a core.
 

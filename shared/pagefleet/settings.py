@@ -29,7 +29,6 @@ from pagefleet.setting import (
     parse_origins,
     parse_root_path,
     parse_size,
-    parse_tensor_parallel_size,
     parse_threads,
     setting,
     variable_of,
@@ -222,8 +221,8 @@ class WorkerSettings(CellSettings, ModelSettings):
     )
     device: str = setting(
         "auto",
-        "auto (a GPU where there is one), cpu, cuda or cuda:1; pagefleet serve takes several for "
-        "its workers in turn: cuda:0,cuda:1",
+        "auto (a GPU where there is one), cpu, cuda or cuda:1; several, cuda:0,cuda:1, for "
+        "--tensor-parallel-size, and pagefleet serve takes them for its workers in turn",
     )
     dtype: str = setting(
         "auto", "of weights and activations", choices=("auto", "float32", "bfloat16", "float16")
@@ -235,8 +234,9 @@ class WorkerSettings(CellSettings, ModelSettings):
     )
     tensor_parallel_size: int = setting(
         1,
-        "devices that share a model's tensors; more than one is not supported",
-        convert=parse_tensor_parallel_size,
+        "devices that share a model's tensors and compute as one worker",
+        least=1,
+        most=64,
     )
     threads: int | None = setting(
         None, "cores to compute with, at most; all by default", least=1, convert=parse_threads
@@ -347,8 +347,10 @@ def refuse(prog: str, error: object) -> NoReturn:
     raise SystemExit(2)
 
 
-def flags(settings: ServeSettings, cls: type[Any]) -> list[str]:
-    """The arguments that give a service of class `cls` its part of `settings`."""
+def flags(settings: CellSettings, cls: type[Any]) -> list[str]:
+    """The arguments that give a service of class `cls` its part of `settings`, which has its
+    fields.
+    """
     arguments = []
     for field in dataclasses.fields(cls):
         value = getattr(settings, field.name)

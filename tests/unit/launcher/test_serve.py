@@ -145,6 +145,16 @@ def test_workers_take_the_devices_in_turn(tmp_path, listener):
     assert devices == ["cuda:0", "cuda:1", "cuda:0"]
 
 
+def test_workers_of_several_ranks_take_as_many_devices(tmp_path, listener):
+    several = ("--workers=2", "--tensor-parallel-size=2")
+    for device, expected in (
+        ("cuda:0,cuda:1,cuda:2,cuda:3", ["cuda:0,cuda:1", "cuda:2,cuda:3"]),
+        ("cpu", ["cpu", "cpu"]),
+    ):
+        read, _ = told(tmp_path, listener, *several, f"--device={device}")
+        assert [read[f"worker-{number}"].device for number in range(2)] == expected
+
+
 def test_the_parts_of_a_model_are_chosen_once(tmp_path, listener):
     chosen = ("--tokenizer=other", "--generation-config=none")
     assert set(chosen) < set(preparation(parse(ServeSettings, chosen, env={})))

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from pagefleet.settings import WorkerSettings
-from pagefleet_worker import loading
+from pagefleet_worker import model_loading
 from pagefleet_worker.config import load_config
-from pagefleet_worker.loading import Limits, choose_dtype, load_engine
+from pagefleet_worker.loading import Limits, load_engine
 from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.model_loading import choose_dtype
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_a_lack_of_memory_is_told_with_what_to_do(
     def fill(*_: object) -> None:
         raise torch.OutOfMemoryError("Tried to allocate 20 GiB.")
 
-    monkeypatch.setattr(loading, "load_weights", fill)
+    monkeypatch.setattr(model_loading, "load_weights", fill)
     with pytest.raises(ModelError, match=r"lower --gpu-memory-utilization.* allocate 20 GiB"):
         load_engine(prepared_model("llama"), WorkerSettings(device="cpu"), lambda: None)
 
