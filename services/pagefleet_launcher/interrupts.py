@@ -3,12 +3,15 @@
 SIGINT and SIGTERM drain; a SIGINT during the drain (a second Ctrl-C) kills at once. A second
 SIGTERM does not, because timeout(1) and others send it to a process and to its group. SIGHUP
 replaces all processes, as it does with most servers; but the one that comes because the terminal
-was closed drains, or under nohup(1) does nothing.
+was closed drains, or under nohup(1) does nothing. When the event loop has ended, little is left to
+do, and nothing interrupts it: asyncio's own way to take signals would leave that to their defaults.
 """
 
 import asyncio
 import os
 import signal
+from functools import partial
+from types import FrameType
 
 
 class Interrupts:
@@ -20,12 +23,16 @@ class Interrupts:
         self.kill = asyncio.Event()
         self._nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         self._terminal = has_terminal()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._end, number)
-        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._take)
 
-    def _end(self, number: signal.Signals) -> None:
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if not self._loop.is_closed():
+            act = self._hang_up if number == signal.SIGHUP else partial(self._end, number)
+            self._loop.call_soon_threadsafe(act)
+
+    def _end(self, number: int) -> None:
         if self.drain.is_set() and number == signal.SIGINT:
             self.kill.set()
         self.drain.set()
