@@ -9,17 +9,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pagefleet.wire import Finish, Output, PromptOutput, Rejected
+from msgspec import UNSET, UnsetType
+
+from pagefleet.wire import Finish, Output, PromptOutput, Rejected, unpack_ints
 from pagefleet_gateway.choice import Choice, Piece
 from pagefleet_gateway.detokenizer import Detokenizer
 from pagefleet_gateway.errors import aborted, from_rejection, internal_error, too_late
+from pagefleet_gateway.foretold import Foretold, Prediction
 from pagefleet_gateway.generation import Generation
 from pagefleet_gateway.link import News
 from pagefleet_gateway.logprobs import TokenEntry, unpacked
 from pagefleet_gateway.message import MessageReader
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.outputs import one_by_one, parted
-from pagefleet_gateway.responses import PromptTokensDetails, Usage
+from pagefleet_gateway.responses import CompletionTokensDetails, PromptTokensDetails, Usage
 from pagefleet_gateway.resume import changed
 
 
@@ -57,6 +60,9 @@ class Answer:
         }
         form = generation.message
         self._readers = {index: MessageReader(form) for index in self.choices} if form else {}
+        predicted = unpack_ints(generation.submits[0].prediction)
+        prediction = Prediction(predicted) if predicted else None
+        self._foretold = {i: Foretold(prediction) for i in self.choices} if prediction else {}
         self._going = set(self.choices)
         self.queued = 0.0
         """Seconds that its requests waited before they first ran, at most."""
@@ -90,12 +96,23 @@ class Answer:
         """Tokens so far."""
         prompt = sum(len(prompt.tokens) for prompt in self.prompts)
         completion = sum(choice.count for choice in self.choices.values())
-        cached = sum(prompt.cached or 0 for prompt in self.prompts)
-        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+        cached = PromptTokensDetails(sum(prompt.cached or 0 for prompt in self.prompts))
+        return Usage(prompt, completion, prompt + completion, cached, self._details)
+
+    @property
+    def _details(self) -> CompletionTokensDetails | UnsetType:
+        thinks, foretold = self.generation.thinks, self._foretold.values()
+        if not (thinks or foretold):
+            return UNSET
+        return CompletionTokensDetails(
+            self.thought_tokens if thinks else UNSET,
+            sum(each.accepted for each in foretold) if foretold else UNSET,
+            sum(each.rejected for each in foretold) if foretold else UNSET,
+        )
 
     @property
     def thought_tokens(self) -> int:
-        """Tokens so far in which a model thought that answers token by token."""
+        """Tokens so far in which a model thought."""
         return sum(reader.thought_tokens for reader in self._readers.values())
 
     def prompt_of(self, index: int) -> Prompt:
@@ -111,7 +128,7 @@ class Answer:
                     if item.finish is not None:
                         self._check_finish(item.finish)
                     self._learn_of_first_run(item)
-                    for part in one_by_one(item) if self.generation.by_token else (item,):
+                    for part in one_by_one(item) if self._reads_by_token else (item,):
                         if index in self._going:
                             pieces[index] += self._news(index, part)
                 case PromptOutput():
@@ -120,12 +137,17 @@ class Answer:
                     raise from_rejection(item)
         return {index: self._read(index, parts) for index, parts in pieces.items()}
 
+    @property
+    def _reads_by_token(self) -> bool:
+        """Whether it matters which token is part of a thought, or of an event."""
+        return self.generation.by_token or self.generation.thinks
+
     def _read(self, index: int, parts: list[Piece]) -> Piece:
         """The parts joined, and read for what they say besides text."""
         reader = self._readers.get(index)
         if reader is None:
             return Piece.joined(parts)
-        if not self.generation.by_token:
+        if not self._reads_by_token:
             parts = [Piece.joined(parts)]
         for part in parts:
             reader.read(part)
@@ -153,6 +175,8 @@ class Answer:
     def _push(self, index: int, item: Output) -> Piece:
         choice = self.choices[index]
         piece = choice.push(item)
+        if index in self._foretold:
+            self._foretold[index].push(piece.tokens)
         if had := self.generation.passed_over(index):
             ends_early = choice.finished and choice.count < had and piece.finish != Finish.TIMEOUT
             differs = choice.count == had and choice.digest != self.generation.had[index].digest

@@ -87,6 +87,11 @@ class Generation:
         """Whether it is told token by token, in events that do not depend on what came together."""
         return self.response is not None
 
+    @property
+    def thinks(self) -> bool:
+        """Whether thoughts are parted from what it says."""
+        return self.message is not None and self.message.thinks_at_once is not None
+
     def passed_over(self, index: int) -> int:
         """Tokens of a choice that a resumed client has and that need not be looked at.
 

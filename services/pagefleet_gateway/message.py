@@ -36,7 +36,7 @@ class MessageReader:
         self._shows_thoughts = form.shows_thoughts
         self._called = False
         self.thought_tokens = 0
-        """In which it thought, as far as the pieces that are read tell them apart."""
+        """In which it thought; exact where each piece is of one token."""
 
     def read(self, piece: Piece) -> None:
         """Part the piece's text into reasoning, content and calls, in place."""

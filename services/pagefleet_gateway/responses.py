@@ -15,6 +15,16 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """More about the tokens of the answers, as far as there is anything to tell."""
+
+    reasoning_tokens: int | UnsetType = UNSET
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    """Of the prediction that the client sent, tokens that appeared in the answers (`foretold`)."""
+    rejected_prediction_tokens: int | UnsetType = UNSET
+    """And those that did not; they are no tokens of the answers."""
+
+
 class Usage(msgspec.Struct):
     """Tokens that a request took."""
 
@@ -22,6 +32,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):

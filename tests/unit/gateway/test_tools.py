@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from msgspec import UNSET
 
 from pagefleet.wire import Finish, Output, pack_ints
 from pagefleet_gateway.answer import Answer
@@ -16,6 +17,7 @@ from pagefleet_gateway.choice import Piece
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.generation import Limits
 from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.responses import CompletionTokensDetails
 from pagefleet_gateway.stream import Renderer
 from pagefleet_gateway.template import ChatTemplate
 from pagefleet_gateway.understanding import understand_chat
@@ -199,6 +201,17 @@ def test_thoughts_content_and_calls() -> None:
     assert len(choice["message"]["tool_calls"]) == 2
     for _ in range(10):
         same(streamed(chat(served, request_id="it", stream=True), text), choice)
+
+
+def test_tokens_of_thoughts_are_counted_however_they_came() -> None:
+    text = "<think>Hm.</think>" + TAGGED
+    counted = set()
+    for _ in range(10):
+        answer = chat(model(thoughts="qwen3"), stream=True, n=1)
+        streamed(answer, text)
+        counted.add(answer.usage.completion_tokens_details)
+    assert counted == {CompletionTokensDetails(len(">Hm.</think>"))}
+    assert chat().usage.completion_tokens_details is UNSET
 
 
 def test_thoughts_that_nobody_wants_are_left_out() -> None:
