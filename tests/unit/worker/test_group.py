@@ -9,15 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
+import msgspec
 import pytest
 
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
-from pagefleet_worker.group import Group, load_group, settings_of_ranks
+from pagefleet.wire import Plan
+from pagefleet_worker.engine import TorchEngine
+from pagefleet_worker.follower import follow
+from pagefleet_worker.group import Group, Order, load_group, settings_of_ranks
 from pagefleet_worker.interface import DeviceLostError, PlanError
+from pagefleet_worker.loading import load_engine
 from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.pending import Pending
 from pagefleet_worker.prepare import prepare
+from pagefleet_worker.ranks import ALONE
 from tests.driver import Driver
+from tests.gpu_twin import as_on_gpu
 from tests.models import make_model
 from tests.unit.worker.test_engine import (
     load_oracle,
@@ -108,6 +116,39 @@ def test_a_plan_that_contradicts_ends_the_epoch_alone(
         with pytest.raises(PlanError, match="step 3 came after step 1"):
             driver.step([driver.open(prompts[1], params[1])])
         assert [seen(stream) for stream in Driver(group).run(prompts, params)] == before
+
+
+class Watched:
+    """An engine whose steps are kept, and the orders that it got as rank 0."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self.engine, self.facts, self.reset = engine, engine.facts, engine.reset
+        self.orders: list[Order] = []
+        self.steps: list[Pending] = []
+
+    def send(self, order: bytes) -> None:
+        self.orders.append(msgspec.msgpack.decode(order, type=Order))
+
+    def launch(self, plan: Plan) -> Pending:
+        self.steps.append(self.engine.launch(plan))
+        return self.steps[-1]
+
+
+def test_a_follower_computes_what_rank_0_does(
+    prepared_model: Prepared, generator: random.Random
+) -> None:
+    """As on a GPU, where slots learn what was sampled when the results are taken, which happens at
+    other moments in another process.
+    """
+    prompts = random_prompts(generator, 6)
+    params = [random_params(generator) for _ in prompts]
+    engine = load_engine(prepared_model("llama"), replace(SETTINGS, threads=1), lambda: None)
+    first, second = Watched(as_on_gpu(engine)), Watched(as_on_gpu(engine))
+    for lookahead in (True, False):
+        Driver(Group(first, [first], ALONE), chunk=16, lookahead=lookahead).run(prompts, params)
+    follow(second, iter(first.orders))
+    tokens, followed = ([step.result().tokens for step in each.steps] for each in (first, second))
+    assert followed == tokens
 
 
 def follower() -> int:
