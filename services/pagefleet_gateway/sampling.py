@@ -12,6 +12,9 @@ from pagefleet_gateway.schema import GenerationBody
 
 _MAX_BIAS: Final = 100.0
 
+MAX_BAD_WORD_TOKENS: Final = 16_384
+"""Of all bad words, as they are spelt at the start of a text and within one."""
+
 _T = TypeVar("_T")
 
 
@@ -72,7 +75,11 @@ def _bad_words(words: list[str], model: ServedModel) -> tuple[tuple[int, ...], .
     """The ids of each word, as it is spelt at the start of a text and within one."""
     spellings = [spelling for word in words for spelling in (word, " " + word.lstrip())]
     encoded = encode(spellings, "bad_words", model, add_special_tokens=False)
-    return tuple(dict.fromkeys(tuple(tokens) for tokens in encoded if tokens))
+    found = tuple(dict.fromkeys(tuple(tokens) for tokens in encoded if tokens))
+    if (count := sum(map(len, found))) > MAX_BAD_WORD_TOKENS:
+        text = f"bad_words has {count} tokens, but {MAX_BAD_WORD_TOKENS} are the most."
+        raise bad_request(text, "bad_words")
+    return found
 
 
 def either(*values: _T | None) -> _T:

@@ -4,14 +4,14 @@ A worker knows of a slot what earlier plans said. A row therefore brings what is
 opens, with all that its sequence has, and the entries that its table gained since its last row.
 """
 
-from pagefleet.wire import SAMPLED, Open, Plan, pack_ints
+from pagefleet.wire import SAMPLED, Open, Plan, pack_ints, size_of
 from pagefleet_scheduler.flights import PlannedRow
 from pagefleet_scheduler.prompt_lookup import Drafts
 from pagefleet_scheduler.sequence import Sequence
 
-MOST_OPENED = 4 * 2**20
-"""Tokens of sequences with which a plan opens slots, 4 bytes each, but for the last of them.
-Hundreds that share a long prompt need few rows, and all together more than a frame may hold.
+MOST_OPENED = 16 * 2**20
+"""Bytes with which a plan opens slots, but for the last of them. Hundreds that share a long prompt,
+or bring a large grammar, need few rows, and all together more than a frame may hold.
 """
 
 
@@ -52,7 +52,7 @@ class PlanWriter:
         start, end = sequence.ordered, sequence.ordered + count
         if not sequence.opened:
             self._opens.append(_open(sequence, slot))
-            self._opened += len(tokens)
+            self._opened += size_of(self._opens[-1])
             sequence.opened = True
         if sequence.table_sent < len(table):
             for index in range(sequence.table_sent, len(table)):

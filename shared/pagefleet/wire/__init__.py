@@ -32,6 +32,7 @@ from pagefleet.wire.codec import (
     decode_to_worker,
     encode,
     sealed,
+    size_of,
     unsealed,
 )
 from pagefleet.wire.gateways import (
@@ -165,6 +166,7 @@ __all__ = [
     "pack_floats",
     "pack_ints",
     "sealed",
+    "size_of",
     "unpack_floats",
     "unpack_ints",
     "unsealed",

@@ -19,7 +19,7 @@ from pagefleet.wire.gateways import (
     Welcome,
 )
 from pagefleet.wire.memory import Inspect, Snapshot
-from pagefleet.wire.parts import Message, Refused
+from pagefleet.wire.parts import Message, Part, Refused
 from pagefleet.wire.workers import Fence, Join, Plan, Result, WorkerBeat, WorkerBye, WorkerHello
 
 PROTOCOL = 3
@@ -53,6 +53,11 @@ class WireError(Exception):
 def encode(message: Message) -> bytes:
     """One frame."""
     return sealed(_encoder.encode(message))
+
+
+def size_of(part: Part) -> int:
+    """Bytes that a part takes of a frame."""
+    return len(_encoder.encode(part))
 
 
 def sealed(content: bytes) -> bytes:

@@ -85,6 +85,7 @@ BAD_FOR_BOTH: list[tuple[str, Any]] = [
     ("logit_bias", {"1": "x"}),
     ("bad_words", "word"),
     ("bad_words", [""]),
+    ("bad_words", ["a" * 9000]),
     ("allowed_token_ids", []),
     ("allowed_token_ids", [10**6]),
     ("stream", "true"),

@@ -1,11 +1,12 @@
 """The planner, step by step: what a plan orders, for situations made by hand."""
 
 from array import array
+from typing import Any
 
 import msgspec
 import pytest
 
-from pagefleet.params import SamplingParams
+from pagefleet.params import Guide, SamplingParams
 from pagefleet.wire import (
     PROTOCOL,
     SAMPLED,
@@ -51,12 +52,13 @@ class Arrivals:
         prompt: int | list[int],
         max_tokens: int = 8,
         choices: int = 1,
+        **fields: Any,
     ) -> Sequence:
         self.count += 1
         tokens = (
             prompt if isinstance(prompt, list) else [self.count * 10 + n for n in range(prompt)]
         )
-        params = SamplingParams(max_tokens=max_tokens, seed=1)
+        params = SamplingParams(max_tokens=max_tokens, seed=1, **fields)
         order = (0, float(self.count), self.count)
         request = Request(
             f"r{self.count}", 0, b"g", array("i", tokens), params, b"", order, float(self.count)
@@ -492,13 +494,23 @@ def test_results_that_do_not_fit_are_refused(arrive: Arrivals) -> None:
             worker.accept(Result(1, 0, pack_ints([5]), prompts=[piece]))
 
 
+@pytest.mark.parametrize(
+    ("most", "fields"),
+    [
+        (200, {}),
+        (1000, {"guide": Guide("start: /" + "a" * 600 + "/")}),
+        (1000, {"bad_words": (tuple(range(100)),) * 6}),
+        (1000, {"logit_bias": dict.fromkeys(range(60), 1.0)}),
+        (1000, {"allowed_token_ids": tuple(range(300))}),
+    ],
+)
 def test_no_more_slots_are_opened_at_once_than_a_frame_holds(
-    arrive: Arrivals, monkeypatch: pytest.MonkeyPatch
+    arrive: Arrivals, monkeypatch: pytest.MonkeyPatch, most: int, fields: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(plan_writer, "MOST_OPENED", 20)
+    monkeypatch.setattr(plan_writer, "MOST_OPENED", most)
     worker = planner()
     for _ in range(3):
-        worker.admit(arrive(10))
+        worker.admit(arrive(20, **fields))
     plans = [plan for _ in range(2) if (plan := plan_of(worker))]
     assert [(len(plan.opens), len(rows(plan))) for plan in plans] == [(2, 2), (1, 3)]
 
