@@ -39,6 +39,9 @@ _LOOK_SECONDS = 0.05
 _ARRIVAL_SECONDS = 1.0
 """Until connections that are accepted are counted: a TLS handshake may be under way."""
 
+_FAREWELL_SECONDS = 1.0
+"""That clients have to take the last words of a gateway that ends at once."""
+
 _FAILURES = (
     *(EndpointError, CellKeyError, ManifestError, VocabularyError, ChatTemplateError, KeyFileError),
     TracingError,
@@ -49,9 +52,10 @@ _FAILURES = (
 class Server(uvicorn.Server):
     """uvicorn, with the gateway's own ways to end.
 
-    SIGTERM and SIGINT make it refuse new work, finish what it has, and end; a second one ends it at
-    once. SIGHUP is for a gateway whose successor listens at the same socket already: it accepts no
-    connection any more, and answers whatever comes over those that it has until they end.
+    SIGTERM and SIGINT make it refuse new work, finish what it has, and end; a second one, or the
+    end of the settings' time, ends all that is open with an error. SIGHUP is for a gateway whose
+    successor listens at the same socket already: it accepts no connection any more, and answers
+    whatever comes over those that it has until they end.
 
     Raises:
         OSError: the certificate or its key cannot be used.
@@ -75,7 +79,7 @@ class Server(uvicorn.Server):
             timeout_keep_alive=IDLE_SECONDS,
             ssl_certfile=settings.ssl_certfile,
             ssl_keyfile=settings.ssl_keyfile,
-            timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout) + 1,
+            timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout + _FAREWELL_SECONDS) + 1,
         )
         try:
             config.load()
@@ -131,15 +135,25 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         loop.call_later(self._gateway.settings.shutdown_timeout, self._give_up)
 
+    def _stop(self) -> None:
+        self.should_exit = True
+        if self._gateway.draining:
+            self._give_up()
+            return
+        self._gateway.draining = True
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._gateway.settings.shutdown_timeout, self._give_up)
+
     def _give_up(self) -> None:
+        """End what is open with an error, and cut off whoever does not take that."""
         self._gateway.draining = True
         self._gateway.client.refuse_all(DRAINING)
+        asyncio.get_running_loop().call_later(_FAREWELL_SECONDS, self._cut_off)
 
-    def _stop(self) -> None:
-        self.force_exit = self._gateway.draining
-        self.should_exit = True
-        if not self._gateway.draining:
-            self._gateway.drain()
+    def _cut_off(self) -> None:
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """What all requests of a gateway share."""
 
-import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -51,12 +50,6 @@ class Gateway:
     """With the other gateways of its port."""
     draining: bool = False
     """It finishes what it has, and takes nothing more."""
-
-    def drain(self) -> None:
-        """Take nothing more, and give up what is not finished after the settings' time."""
-        self.draining = True
-        loop = asyncio.get_running_loop()
-        loop.call_later(self.settings.shutdown_timeout, self.client.refuse_all, DRAINING)
 
     @property
     def max_model_len(self) -> int:

@@ -74,10 +74,18 @@ class Service:
         self._process.kill()
         assert self._process.wait() == -signal.SIGKILL
 
+    def send(self, number):
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def wait(self, seconds=PATIENCE):
+        """Wait for its end, and give its status."""
+        return self._process.wait(seconds)
+
     def leave(self):
         """SIGTERM, and wait for its end."""
-        self._process.terminate()
-        assert self._process.wait(PATIENCE) == 0
+        self.send(signal.SIGTERM)
+        assert self.wait() == 0
 
     def restart(self, faults=""):
         """Kill it if it lives, and start it again."""
