@@ -23,7 +23,7 @@ from pagefleet.wire import (
     WorkerHello,
     decode_from_gateway,
     decode_from_worker,
-    encode,
+    frames_of,
 )
 from pagefleet_scheduler.core import Arrived, Event, Lost, Scheduler, Unreachable
 from pagefleet_scheduler.peers import Peers
@@ -213,7 +213,7 @@ class Server:
 
     def _send(self, peer: bytes, message: Message) -> bool:
         hub = self.peers.hub_of(peer)
-        if hub is not None and hub.send(peer, encode(message)):
+        if hub is not None and all(hub.send(peer, frame) for frame in frames_of(message)):
             return True
         if self.peers.forget(peer):  # said once
             log.info("a peer cannot be reached: %s is not sent", type(message).__name__)

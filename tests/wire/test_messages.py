@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pagefleet import wire
 from pagefleet.params import SamplingParams
+from pagefleet.transport import MAX_FRAME_BYTES
 
 PARAMS = SamplingParams(max_tokens=4, seed=7, temperature=0.0, eos_token_ids=(2,))
 
@@ -232,3 +233,18 @@ def test_the_checksum_of_a_table_grows_with_it() -> None:
         crc = wire.checksum(wire.pack_ints([block]), crc)
     assert crc == wire.checksum(wire.pack_ints(blocks))
     assert wire.checksum(wire.pack_ints(blocks[::-1])) != crc
+
+
+def test_outputs_that_are_too_many_for_one_frame_come_in_several() -> None:
+    """As of 128 choices of 4,096 tokens with 20 logprobs, that go on at another gateway."""
+    logprobs = wire.Logprobs(bytes(4 * 4096), bytes(4 * 4096 * 20), bytes(4 * 4096 * 20))
+    items = [wire.Output("r", 1, n, 0, bytes(4 * 4096), logprobs) for n in range(128)]
+    prompts = [wire.PromptOutput("r", 1, 1, logprobs)] * 3
+    frames = wire.frames_of(wire.Outputs(5, items, prompts))
+    assert max(map(len, frames)) <= MAX_FRAME_BYTES // 2
+    told = [wire.decode_to_gateway(frame) for frame in frames]
+    assert [piece for each in told for piece in each.prompts] == prompts
+    assert [item for each in told for item in each.items] == items
+    assert [bool(each.items) for each in told] == [False] + [True] * (len(told) - 1)
+    for message in (wire.Outputs(5, items[:9], prompts), wire.Outputs(5, []), wire.Join(9)):
+        assert wire.frames_of(message) == [wire.encode(message)]

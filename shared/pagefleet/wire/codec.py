@@ -25,6 +25,10 @@ from pagefleet.wire.workers import Fence, Join, Plan, Result, WorkerBeat, Worker
 PROTOCOL = 3
 """Of messages; parties of different protocols refuse each other in the handshake."""
 
+MOST_OUTPUTS = 16 * 2**20
+"""Bytes of outputs in a frame, unless one output alone takes more: those of a whole stream of many
+choices, with logprobs, that goes on at another gateway may be more than a frame holds."""
+
 _Decoded = TypeVar("_Decoded")
 _CHECKSUM_BYTES = 4
 
@@ -53,6 +57,22 @@ class WireError(Exception):
 def encode(message: Message) -> bytes:
     """One frame."""
     return sealed(_encoder.encode(message))
+
+
+def frames_of(message: Message) -> list[bytes]:
+    """One frame; several if it is outputs and they are too many for one."""
+    frame = encode(message)
+    if len(frame) <= MOST_OUTPUTS or not isinstance(message, Outputs):
+        return [frame]
+    epoch, items, prompts = message.epoch, message.items, message.prompts
+    if items and prompts:
+        parts = [Outputs(epoch, [], prompts), Outputs(epoch, items)]
+    elif len(items) > 1:
+        middle = len(items) // 2
+        parts = [Outputs(epoch, items[:middle]), Outputs(epoch, items[middle:])]
+    else:
+        return [frame]
+    return [frame for part in parts for frame in frames_of(part)]
 
 
 def size_of(part: Part) -> int:
