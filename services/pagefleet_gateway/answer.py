@@ -8,6 +8,7 @@ prefix cache are counted once for each prompt, whatever happened to the request 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from msgspec import UNSET, UnsetType
 
@@ -63,6 +64,7 @@ class Answer:
         predicted = unpack_ints(generation.submits[0].prediction)
         prediction = Prediction(predicted) if predicted else None
         self._foretold = {i: Foretold(prediction) for i in self.choices} if prediction else {}
+        self._model = model.manifest.fingerprint
         self._going = set(self.choices)
         self.queued = 0.0
         """Seconds that its requests waited before they first ran, at most."""
@@ -70,6 +72,7 @@ class Answer:
             if had.finished:
                 self.choices[index].count = generation.passed_over(index)
                 self.choices[index].finished = True
+                self.choices[index].numerics = had.numerics
                 self._going.remove(index)
         self._by_request = {prompt.request: prompt for prompt in self.prompts}
 
@@ -114,6 +117,15 @@ class Answer:
     def thought_tokens(self) -> int:
         """Tokens so far in which a model thought."""
         return sum(reader.thought_tokens for reader in self._readers.values())
+
+    def fingerprint(self, indices: Iterable[int]) -> str | UnsetType:
+        """Stands for the model and the class of numerics that these choices were computed in,
+        within which equal seeds give equal answers; absent where one is not known.
+        """
+        classes = sorted({self.choices[index].numerics for index in indices})
+        if not all(classes):
+            return UNSET
+        return f"fp_{sha256(f'{self._model} {classes}'.encode()).hexdigest()[:10]}"
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt of a choice."""

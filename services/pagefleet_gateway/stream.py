@@ -161,6 +161,7 @@ class Renderer:
                 model=self._generation.model,
                 choices=[choice],
                 usage=self._usage_so_far(),
+                system_fingerprint=self._fingerprint(choice),
             )
         )
 
@@ -184,6 +185,7 @@ class Renderer:
                 model=self._generation.model,
                 choices=[choice],
                 usage=self._usage_so_far(),
+                system_fingerprint=self._fingerprint(choice),
                 prompt_token_ids=self._token_ids(prompt.tokens) if prompt else UNSET,
                 prompt_logprobs=self._prompt_logprobs(prompt) if prompt else UNSET,
             )
@@ -199,6 +201,7 @@ class Renderer:
             model=self._generation.model,
             choices=[],
             usage=self._answer.usage,
+            system_fingerprint=self._answer.fingerprint(self._answer.choices),
         )
         return self._event(last) + DONE
 
@@ -206,6 +209,9 @@ class Renderer:
         if self._generation.continuous_usage:
             return self._answer.usage
         return None if self._generation.include_usage else UNSET
+
+    def _fingerprint(self, choice: CompletionChoice | ChatChunkChoice) -> str | UnsetType:
+        return self._answer.fingerprint([choice.index]) if choice.finish_reason else UNSET
 
     def _event(self, chunk: Completion | ChatChunk) -> bytes:
         return event(_encoder.encode(chunk))
@@ -215,6 +221,7 @@ class Renderer:
     def whole(self, pieces: Mapping[int, Piece]) -> bytes:
         """The finished answer, given all pieces of each choice joined."""
         shown = list(enumerate(self._ranked(pieces)))
+        fingerprint = self._answer.fingerprint(self._answer.choices)
         if self._generation.kind == "completion":
             choices = [
                 self._completion_choice(number, index, pieces[index], first=True)
@@ -227,6 +234,7 @@ class Renderer:
                     model=self._generation.model,
                     choices=choices,
                     usage=self._answer.usage,
+                    system_fingerprint=fingerprint,
                 )
             )
         return _encoder.encode(
@@ -236,6 +244,7 @@ class Renderer:
                 model=self._generation.model,
                 choices=[self._chat_choice(number, pieces[index]) for number, index in shown],
                 usage=self._answer.usage,
+                system_fingerprint=fingerprint,
                 prompt_token_ids=self._token_ids(self._answer.prompts[0].tokens),
                 prompt_logprobs=self._prompt_logprobs(self._answer.prompts[0]),
             )

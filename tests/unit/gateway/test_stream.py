@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pagefleet.wire import (
     Finish,
@@ -144,6 +145,31 @@ def test_a_whole_chat() -> None:
         }
     ]
     assert body["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_the_fingerprint_tells_what_computed_an_answer(kind: str) -> None:
+    def told(*numerics: int, stream: bool = False) -> list[str | None]:
+        options = {"stream_options": {"include_usage": True}} if stream else {}
+        answer = answer_to(kind, n=len(numerics), stream=stream, **options)
+        news = [
+            structs.replace(item, numerics=each)
+            for index, each in enumerate(numerics)
+            for item in outputs(answer, ["a", "b"], index)
+            if isinstance(item, Output)
+        ]
+        bodies = streamed(answer, news) if stream else [whole(answer, news)]
+        return [body.get("system_fingerprint") for body in bodies]
+
+    (same,) = told(7, 7)
+    assert same is not None
+    assert told(7) == [same]
+    assert told(8) != [same]
+    assert told(7, 8) not in ([same], told(8))
+    assert told(0) == [None]
+    *before, end, usage = told(7, stream=True)
+    assert {*before} == {None}
+    assert end == usage == same
 
 
 def test_a_chat_stream() -> None:
