@@ -219,9 +219,11 @@ def _room(
     if tokens > fitting:
         fault = prompt_field if asked is None or fitting < 1 else asked_field
         bound = f" ({limits.bound})" if limits.bound else ""
+        more = f"{asked_field} asks for {asked} more"
+        rest = "leaves no room for an answer" if asked is None else more
         raise bad_request(
             f"This model's maximum context length is {limits.max_model_len} tokens{bound}, but "
-            f"{prompt_field} has {longest} and {asked_field} asks for {tokens} more.",
+            f"{prompt_field} has {longest} and {rest}.",
             fault,
             "context_length_exceeded",
         )

@@ -363,6 +363,9 @@ def test_lengths() -> None:
     with pytest.raises(ApiError) as caught:
         completion(prompt="x" * 90, max_tokens=11)
     assert (caught.value.param, caught.value.code) == ("max_tokens", "context_length_exceeded")
+    with pytest.raises(ApiError, match=r"has 101 and leaves no room for an answer\.") as caught:
+        completion(prompt="x" * 101)
+    assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
     generation = chat()
     assert generation.params.max_tokens == 100 - len(generation.prompts[0])
     assert chat(max_completion_tokens=5, max_tokens=5).params.max_tokens == 5
