@@ -112,25 +112,32 @@ def _inherited(fd: int) -> socket.socket:
 def runtime_folder() -> Iterator[Path]:
     """A folder for sockets that only this user can enter, removed at the end.
 
+    It is in XDG_RUNTIME_DIR, or if none can be had there, where other temporary files are.
+
     Raises:
-        CannotServe: it cannot be had, or its path is too long for Unix sockets.
+        CannotServe: none can be had.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
-    usable = os.path.isdir(base) and os.access(base, os.W_OK)
     with contextlib.ExitStack() as stack:
         try:
-            made = private_folder(Path(base if usable else tempfile.gettempdir()))
-            folder = stack.enter_context(made)
-        except OSError as error:
-            raise CannotServe(
-                f"no folder can be made for the sockets of its processes: {error.strerror}; set "
-                "TMPDIR to one that can be written to."
-            ) from error
-        if len(os.fsencode(folder / _GATEWAYS)) > LONGEST_SOCKET_PATH:
-            raise CannotServe(
-                f"the path {folder} is too long for Unix sockets; set TMPDIR to a shorter one."
-            )
+            folder = _socket_folder(stack, os.environ["XDG_RUNTIME_DIR"])
+        except (KeyError, CannotServe):
+            folder = _socket_folder(stack, tempfile.gettempdir())
         yield folder
+
+
+def _socket_folder(stack: contextlib.ExitStack, base: str) -> Path:
+    try:
+        folder = stack.enter_context(private_folder(Path(base)))
+    except OSError as error:
+        raise CannotServe(
+            f"no folder can be made for the sockets of its processes: {error.strerror}; set TMPDIR "
+            "to one that can be written to."
+        ) from error
+    if len(os.fsencode(folder / _GATEWAYS)) > LONGEST_SOCKET_PATH:
+        raise CannotServe(
+            f"the path {folder} is too long for Unix sockets; set TMPDIR to a shorter one."
+        )
+    return folder
 
 
 async def _serve(asked: ServeSettings, listener: socket.socket, folder: Path, began: float) -> int:

@@ -26,6 +26,7 @@ import time
 from dataclasses import dataclass, field
 
 from pagefleet import writer
+from pagefleet.settings import refuse
 
 VARIABLE = "PAGEFLEET_FAULTS"
 
@@ -151,7 +152,14 @@ class Schedule:
         return frame[:at] + bytes([frame[at] ^ self._draw.randrange(1, 256)]) + frame[at + 1 :]
 
 
-_schedule = Schedule(os.environ.get(VARIABLE, ""))
+def _of_environment() -> Schedule:
+    try:
+        return Schedule(os.environ.get(VARIABLE, ""))
+    except ScheduleError as error:
+        refuse(VARIABLE, error)
+
+
+_schedule = _of_environment()
 
 
 def reach(point: str) -> None:

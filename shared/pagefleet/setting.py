@@ -5,6 +5,7 @@ import dataclasses
 import re
 import types
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 from pagefleet.host import usable_cores
@@ -51,15 +52,18 @@ def parse_root_path(text: str) -> str:
 
 
 def parse_origins(text: str) -> str:
-    """Origins as browsers send them (RFC 6454), separated by commas, or `*`.
+    """Origins as browsers send them (RFC 6454), in small letters, separated by commas; or `*`.
 
     Raises:
-        ValueError: one is none.
+        ValueError: one is none, or is never sent.
     """
-    for origin in text.split(","):
+    origins = text.lower()
+    for origin in origins.split(","):
         if not re.fullmatch(r"\*|null|[a-z][a-z\d+.-]*://[^/\s]+", origin.strip()):
             raise ValueError(f"{origin!r} is no origin; write for example https://chat.example.org")
-    return text
+        if re.fullmatch(r"https://.*:443|http://.*:80", origin.strip()):
+            raise ValueError(f"{origin!r} is sent by no browser: they leave out the usual port")
+    return origins
 
 
 def setting(
@@ -126,15 +130,25 @@ def parse_boolean(text: str) -> bool:
         raise ValueError(f"{text!r} is neither true nor false") from None
 
 
+_NUMBERS: dict[Callable[[str], Any], str] = {int: "whole number", float: "number"}
+
+
 def checked(field: "dataclasses.Field[Any]", convert: Callable[[str], Any]) -> Any:
     """`convert`, followed by the checks that the field asks for; for argparse."""
     limits = types.SimpleNamespace(**field.metadata)
 
     def check(text: str) -> Any:
         try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8") from error
+        try:
             value = convert(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
+            wrong = f"{text!r} is no {_NUMBERS[convert]}" if convert in _NUMBERS else str(error)
+            raise argparse.ArgumentTypeError(wrong) from error
+        if value in (inf, -inf):
+            raise argparse.ArgumentTypeError(f"{text!r} is not finite")
         if limits.choices is not None and value not in limits.choices:
             raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(limits.choices)}")
         if limits.least is not None and not value >= limits.least:

@@ -95,7 +95,12 @@ class GatewaySettings(CellSettings, ModelSettings):
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on", least=0, most=65535)
-    fd: int | None = setting(None, "a listening socket that was inherited, in place of host, port")
+    fd: int | None = setting(
+        None,
+        "a listening socket that was inherited, in place of host, port",
+        least=0,
+        most=(1 << 31) - 1,
+    )
     served_model_name: str | None = setting(None, "the model's name in the API, if not its own")
     chat_template: str | None = setting(
         None, "a file with a jinja template for chats, in place of the model's own"

@@ -6,6 +6,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -70,21 +71,31 @@ def test_the_runtime_folder_is_where_the_user_s_sockets_belong(tmp_path_factory,
         assert folder.parent == short
 
 
-def test_a_runtime_folder_that_cannot_be_made_is_one_sentence(monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
-    with pytest.raises(serve.CannotServe, match=r"^no folder .*; set TMPDIR"):
-        serve.runtime_folder().__enter__()
-
-
-def test_a_runtime_folder_too_deep_for_sockets_is_refused(tmp_path, monkeypatch):
+@pytest.fixture
+def deep(tmp_path):
     deep = tmp_path / ("x" * 90)
     deep.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
-    with (
-        pytest.raises(serve.CannotServe, match="too long for Unix sockets"),
-        serve.runtime_folder(),
-    ):
-        pass
+    return deep
+
+
+@pytest.mark.parametrize("base", ["/proc", "/nowhere", "deep", None])
+def test_a_runtime_folder_that_will_not_do_is_left_alone(tmp_path_factory, deep, monkeypatch, base):
+    short = tmp_path_factory.mktemp("tmp")
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    if base is not None:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep) if base == "deep" else base)
+    with serve.runtime_folder() as folder:
+        assert folder.parent == short
+    assert [*short.iterdir(), *deep.iterdir()] == []
+
+
+def test_no_folder_that_will_do_is_one_sentence(deep, monkeypatch):
+    for base, sentence in (("/proc", "^no folder .*; set TMPDIR"), (deep, "too long for Unix")):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
+        monkeypatch.setattr(tempfile, "tempdir", str(base))
+        with pytest.raises(serve.CannotServe, match=sentence):
+            serve.runtime_folder().__enter__()
     assert list(deep.iterdir()) == []
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pagefleet import faultpoints
-from pagefleet.faultpoints import InjectedFault, Schedule, ScheduleError
+from pagefleet.faultpoints import VARIABLE, InjectedFault, Schedule, ScheduleError
 
 
 def test_a_process_without_a_schedule_passes_every_point():
@@ -64,6 +64,18 @@ def test_values_are_corrupted_where_the_rule_says():
 def test_what_is_no_schedule_is_refused(text):
     with pytest.raises(ScheduleError, match="is no rule; write for example"):
         Schedule(text)
+
+
+def test_a_service_with_a_malformed_schedule_does_not_start() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pagefleet_scheduler"],
+        env=os.environ | {VARIABLE: "nonsense", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = "PAGEFLEET_FAULTS: 'nonsense' is no rule; write for example worker.step:sleep=5@10\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_the_environment_gives_a_process_its_schedule():

@@ -33,7 +33,11 @@ def test_booleans_can_be_switched_off_both_ways() -> None:
         (["--no-such-flag"], {}, "no-such-flag"),
         (["--max-num-seq", "4"], {}, "max-num-seq"),
         (["--max-num-seqs", "0"], {}, "below 1"),
-        (["--max-num-seqs", "many"], {}, "invalid literal"),
+        (["--max-num-seqs", "many"], {}, "'many' is no whole number"),
+        (["--step-seconds", "some"], {}, "'some' is no number"),
+        (["--step-seconds", "inf"], {}, "'inf' is not finite"),
+        (["--model", "\udcff"], {}, "is not UTF-8"),
+        ([], {"PAGEFLEET_MODEL": "\udcff"}, "PAGEFLEET_MODEL: '\\udcff' is not UTF-8"),
         (["--dtype", "float8"], {}, "none of auto, float32"),
         (["--kv-cache-memory", "some"], {}, "write for example 512MiB"),
         ([], {"PAGEFLEET_BLOCK_SIZE": "0"}, "PAGEFLEET_BLOCK_SIZE: 0 is below 1"),
@@ -59,6 +63,7 @@ def test_what_is_wrong_is_said(
         (["--root-path=llm"], {}, "'llm' does not begin with /; write for example /llm"),
         (["--allowed-origins=https://a.org, b.org"], {}, "' b.org' is no origin; write for"),
         (["--allowed-origins=https://a.org/"], {}, "is no origin"),
+        (["--allowed-origins=https://a.org:443"], {}, "is sent by no browser"),
         ([], {"PAGEFLEET_MAX_NUM_SEQ": "4"}, "is PAGEFLEET_MAX_NUM_SEQS meant?"),
         ([], {"PAGEFLEET_DATA_PARALEL_SIZE": "4"}, "is PAGEFLEET_DATA_PARALLEL_SIZE meant?"),
     ],
@@ -75,9 +80,9 @@ def test_what_would_do_nothing_is_refused(
 def test_what_is_right_is_taken() -> None:
     env = {"PAGEFLEET_FAULTS": "x", "PAGEFLEET_CLIENTS": "y", "PAGEFLEET_WORKERS": "2"}
     told = settings.parse(
-        GatewaySettings, ["--root-path=/llm", "--allowed-origins=http://a.org:80,*"], env
+        GatewaySettings, ["--root-path=/llm", "--allowed-origins=http://A.org:8080,*"], env
     )
-    assert (told.root_path, told.allowed_origins) == ("/llm", "http://a.org:80,*")
+    assert (told.root_path, told.allowed_origins) == ("/llm", "http://a.org:8080,*")
 
 
 def test_a_setting_has_all_of_its_names() -> None:
