@@ -44,7 +44,11 @@ class Batch:
 
     @classmethod
     def of(cls, rows: Sequence[Row], block_size: int, device: torch.device) -> "Batch":
-        """Lay out `rows`, of which there is at least one."""
+        """Lay out `rows`, of which there is at least one.
+
+        An input that is `SAMPLED` still was to come of a row that failed: some token does, because
+        nobody waits for what follows.
+        """
         counts = np.array([len(row.tokens) for row in rows])
         starts = np.array([row.start for row in rows])
         offsets = np.concatenate(([0], np.cumsum(counts)))
@@ -54,12 +58,13 @@ class Batch:
         tables = _tables(rows, block_size)
         slots = tables[owners, positions // block_size].astype(np.int64) * block_size
         slots += positions % block_size
+        ids = np.concatenate([row.tokens for row in rows])
 
         def on_device(values: NDArray[np.integer], dtype: type) -> Tensor:
             return torch.from_numpy(values.astype(dtype)).to(device, non_blocking=True)
 
         return cls(
-            ids=pad_rows(on_device(np.concatenate([row.tokens for row in rows]), np.int64)),
+            ids=pad_rows(on_device(np.maximum(ids, 0), np.int64)),
             positions=on_device(positions, np.int64),
             slots=on_device(slots, np.int64),
             tables=on_device(tables, np.int32),

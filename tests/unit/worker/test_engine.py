@@ -3,6 +3,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from pagefleet.params import SamplingParams
+from pagefleet.params import Guide, SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet.wire import Logprobs, Plan, pack_ints, unpack_floats, unpack_ints
 from pagefleet_worker.draw import NO_TOKEN
@@ -276,6 +277,28 @@ def test_a_row_that_fails_fails_alone(
     driver.free = nan.table + forbidden.table + driver.free
     driver.free.reverse()
     assert [seen(stream) for stream in driver.run(prompts[:3], params[:3])] == expected
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        {"allowed_token_ids": (7,), "bad_words": ((7,),)},
+        {"guide": Guide("start: missing")},
+    ],
+)
+def test_a_row_that_failed_harms_none_in_the_step_that_was_ordered_before(
+    engine: TorchEngine, generator: random.Random, on_gpu: bool, impossible: dict[str, Any]
+) -> None:
+    """That step feeds it a token that never was."""
+    fine = SamplingParams(max_tokens=8, seed=1, logprobs=2)
+    failing = SamplingParams(max_tokens=8, seed=1, **impossible)
+    prompts = random_prompts(generator, 3)
+    expected = [seen(stream) for stream in Driver(engine).run(prompts[:2], [fine] * 2)]
+    driver = Driver(as_on_gpu(engine) if on_gpu else engine, lookahead=True)
+    *streams, failed = driver.run(prompts, [fine, fine, failing])
+    assert [seen(stream) for stream in streams] == expected
+    assert failed.errors
 
 
 def test_a_plan_that_contradicts_the_slots(engine: TorchEngine) -> None:
