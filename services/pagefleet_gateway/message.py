@@ -47,7 +47,7 @@ class MessageReader:
         spoken = self._tools.push(piece.text)
         if piece.finish is not None:
             spoken += self._tools.finish()
-        self._speak(piece, spoken)
+        self._speak(piece, spoken, self._tools.in_call)
 
     def _think(self, piece: Piece) -> Thought:
         if self._reasoning is None:
@@ -61,13 +61,14 @@ class MessageReader:
         rest = self._reasoning.finish()
         return Thought(thought.reasoning + rest.reasoning, thought.content + rest.content)
 
-    def _speak(self, piece: Piece, spoken: list[Spoken]) -> None:
+    def _speak(self, piece: Piece, spoken: list[Spoken], in_call: bool) -> None:
         piece.text = "".join(each for each in spoken if isinstance(each, str))
         piece.spoken = [
             each for each in spoken if isinstance(each, str) or self._parallel or each.index == 0
         ]
         self._called = self._called or bool(piece.calls)
-        if self._called and piece.finish == "stop":
+        cut = in_call and isinstance(piece.stop_reason, str)
+        if self._called and piece.finish == "stop" and not cut:
             piece.finish = "tool_calls"
 
 

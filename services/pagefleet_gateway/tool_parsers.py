@@ -61,7 +61,7 @@ class ToolParser:
         """That have begun."""
         self.only_calls = False
         """Nothing else can be written."""
-        self._in_call = self._after_call = False
+        self.in_call = self._after_call = False
         self._space = ""
         self._spoken: list[Spoken] = []
         self._script = script(self)
@@ -79,7 +79,7 @@ class ToolParser:
 
     def finish(self) -> list[Spoken]:
         """The rest: what is held is no call."""
-        if not (self._in_call or self.only_calls):
+        if not (self.in_call or self.only_calls):
             self.say(self.held)
         if self._space:
             self._spoken.append(self._space)
@@ -107,7 +107,7 @@ class ToolParser:
         self._spoken.append(CallDelta(self.calls, name, arguments))
         self.held = self._space = ""
         self.calls += 1
-        self._in_call = True
+        self.in_call = True
 
     def argue(self, text: str) -> None:
         """More of the arguments of the call that goes on, which is all that is held."""
@@ -120,7 +120,7 @@ class ToolParser:
 
     def end(self) -> None:
         """The call is complete."""
-        self._in_call, self._after_call, self.held = False, True, ""
+        self.in_call, self._after_call, self.held = False, True, ""
 
     def drop(self) -> None:
         """What is held belongs to the notation."""
@@ -128,8 +128,8 @@ class ToolParser:
 
     def fail(self) -> None:
         """What is held is no part of a call, after all: it is to be read as any other text."""
-        if self._in_call:
-            self._in_call, self._after_call = False, True
+        if self.in_call:
+            self.in_call, self._after_call = False, True
 
     def _taken(self) -> list[Spoken]:
         spoken, self._spoken = self._spoken, []

@@ -186,6 +186,19 @@ def test_a_call_that_is_cut_off_says_so() -> None:
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
 
+@pytest.mark.parametrize(
+    ("stop", "finish"), [("Zü", "stop"), ("</tool_call>", "tool_calls"), ("time", "tool_calls")]
+)
+def test_a_call_that_a_stop_string_cuts_is_none_to_carry_out(stop: str, finish: str) -> None:
+    fields = {"stop": stop, "request_id": "it"}
+    choice = whole(chat(**fields), TAGGED, Finish.LENGTH)
+    assert (choice["finish_reason"], choice["stop_reason"]) == (finish, stop)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    complete = call["function"]["arguments"] == '{"city": "Zürich"}'
+    assert complete == (finish == "tool_calls")
+
+
 def test_one_call_where_parallel_ones_are_unwanted() -> None:
     choice = whole(chat(parallel_tool_calls=False), TAGGED)
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
