@@ -15,6 +15,7 @@ from pagefleet.wire import (
     Abort,
     ChoiceState,
     Finish,
+    Floats,
     GatewayHello,
     Join,
     Logprobs,
@@ -43,6 +44,7 @@ class Client:
     scores: dict[int, float] = field(default_factory=dict)
     finished: dict[int, Finish] = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
+    embedding: Floats | None = None
     rejected: Rejected | None = None
 
     @property
@@ -169,3 +171,4 @@ class Cell:
             client.scores[choice] = item.score
         if item.finish is not None:
             client.finished[choice] = item.finish
+            client.embedding = item.embedding

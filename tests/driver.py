@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pagefleet.params import SamplingParams
-from pagefleet.wire import SAMPLED, Logprobs, Open, Plan, checksum, pack_ints, unpack_ints
+from pagefleet.wire import SAMPLED, Floats, Logprobs, Open, Plan, checksum, pack_ints, unpack_ints
 from pagefleet_worker.interface import Engine, Launched
 
 
@@ -25,6 +25,7 @@ class Stream:
     output: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     prompt_logprobs: list[tuple[int, Logprobs]] = field(default_factory=list)
+    embedding: Floats | None = None
     errors: list[str] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
     fed: int = 0
@@ -34,7 +35,8 @@ class Stream:
 
     @property
     def done(self) -> bool:
-        return self.asked >= self.params.max_tokens or bool(self.errors)
+        fed = self.fed >= len(self.prompt)
+        return (fed and self.asked >= self.params.max_tokens) or bool(self.errors)
 
 
 @dataclass
@@ -55,6 +57,8 @@ class Flight:
         for prompt in result.prompts:
             stream = self.streams[prompt.row]
             stream.prompt_logprobs.append((prompt.position, prompt.logprobs))
+        for row, embedding in result.embeddings:
+            self.streams[row].embedding = embedding
         for error in result.errors:
             self.streams[error.row].errors.append(error.text)
 
@@ -119,7 +123,7 @@ class Driver:
             while len(stream.table) * self.engine.facts.block_size < stream.fed:
                 stream.table.append(self.free.pop())
                 self.deltas += [stream.slot, len(stream.table) - 1, stream.table[-1]]
-            last = stream.fed == len(known)
+            last = stream.fed == len(known) and stream.params.max_tokens > 0
             stream.asked += last
             samples += [stream] * last * logits * len(stream.choices)
             crc = checksum(pack_ints(stream.table))

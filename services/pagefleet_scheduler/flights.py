@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pagefleet.wire import Logprobs, Plan, PromptLogprobs, Result, unpack_ints
+from pagefleet.wire import Floats, Logprobs, Plan, PromptLogprobs, Result, unpack_ints
 from pagefleet_scheduler.prompt_lookup import Drafts
 from pagefleet_scheduler.sequence import Sequence
 
@@ -106,8 +106,8 @@ class Accepted:
     sampled: list[Sampled] = field(default_factory=list)
     prompts: list[tuple[Sequence, PromptLogprobs]] = field(default_factory=list)
     failed: list[tuple[Sequence, str]] = field(default_factory=list)
-    completed: list[Sequence] = field(default_factory=list)
-    """Sequences whose prompt is computed and that asked for nothing more."""
+    completed: dict[Sequence, Floats | None] = field(default_factory=dict)
+    """Sequences whose prompt is computed and that asked for nothing more, but for its embedding."""
 
 
 def agreeing(drafts: "array[int]", samples: "array[int]") -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pagefleet.wire import (
     Finish,
+    Floats,
     Logprobs,
     Message,
     Output,
@@ -44,7 +45,9 @@ class Outbox:
         """Tell a request's gateway that it ends here."""
         self.send(request.gateway, Rejected(request.id, request.attempt, reason, text, param))
 
-    def output(self, sequence: Sequence, choice: int, position: int) -> None:
+    def output(
+        self, sequence: Sequence, choice: int, position: int, embedding: Floats | None = None
+    ) -> None:
         """Send what a choice has from `position` on, and whether it has ended."""
         request = sequence.request
         tokens = sequence.tokens[len(request.prompt) + position :]
@@ -60,6 +63,7 @@ class Outbox:
                 cached=sequence.cached,
                 queued=0 if position else request.queued,
                 numerics=sequence.numerics,
+                embedding=embedding,
             )
         )
         sequence.sent = position + len(tokens)

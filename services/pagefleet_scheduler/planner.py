@@ -325,6 +325,7 @@ class Planner:
         landed = self.flights[0].landed(result)
         self.flights.popleft()
         errors = {error.row: error.text for error in result.errors}
+        embeddings = dict(result.embeddings)
         accepted = Accepted()
         for number, (row, tokens, logprobs) in enumerate(landed):
             sequence = row.sequence
@@ -346,7 +347,7 @@ class Planner:
                 sequence.proven = sequence.slot is not None
                 accepted.sampled.append(Sampled(sequence, tokens, logprobs))
             elif row.end == sequence.length:
-                accepted.completed.append(sequence)
+                accepted.completed[sequence] = embeddings.get(number)
         accepted.prompts = [(landed[piece.row][0].sequence, piece) for piece in result.prompts]
         return accepted
 

@@ -10,7 +10,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from pagefleet.wire import ChoiceState, Finish, Logprobs, Reason, unpack_ints
+from pagefleet.wire import ChoiceState, Finish, Floats, Logprobs, Reason, unpack_ints
 from pagefleet_scheduler import decoding
 from pagefleet_scheduler.beam import BeamSearch
 from pagefleet_scheduler.flights import Accepted, Sampled
@@ -218,8 +218,8 @@ class Requests:
                 self._fork(sampled)
             else:
                 self._extend(sequence, sampled.tokens, sampled.logprobs)
-        for sequence in accepted.completed:
-            self._completed(sequence)
+        for sequence, embedding in accepted.completed.items():
+            self._completed(sequence, embedding)
 
     def _fork(self, sampled: Sampled) -> None:
         """Each choice that began here gets its first token, and a sequence of its own."""
@@ -244,11 +244,11 @@ class Requests:
             sequence.request.end(choice)
             self._end_if_finished(sequence.request)
 
-    def _completed(self, sequence: Sequence) -> None:
+    def _completed(self, sequence: Sequence, embedding: Floats | None) -> None:
         """The prompt is computed, and that was all."""
         sequence.finish = Finish.LENGTH
         for choice in filter(sequence.answers, sequence.choices):
-            self._outbox.output(sequence, choice, 0)
+            self._outbox.output(sequence, choice, 0, embedding)
             sequence.request.end(choice)
         self._placement.stop(sequence)
         self._end_if_finished(sequence.request)

@@ -12,9 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pagefleet import faultpoints
-from pagefleet.wire import Logprobs, Plan, PromptLogprobs, Result, RowError, pack_ints
+from pagefleet.wire import Floats, Logprobs, Plan, PromptLogprobs, Result, RowError, pack_ints
 from pagefleet_worker.draw import NO_TOKEN, Draw
-from pagefleet_worker.echo_decoder import CELL, Chain, EchoDecoder, poison, tenant_of
+from pagefleet_worker.echo_decoder import (
+    CELL,
+    Chain,
+    EchoDecoder,
+    embedding_of,
+    poison,
+    tenant_of,
+)
 from pagefleet_worker.grammar import GuideError
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.slots import Row, Slots
@@ -55,6 +62,7 @@ class _Answer:
     logprobs: list[tuple[int, Logprobs]] = field(default_factory=list)
     prompts: list[PromptLogprobs] = field(default_factory=list)
     errors: list[RowError] = field(default_factory=list)
+    embeddings: list[tuple[int, Floats]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +144,7 @@ class EchoEngine:
                 answer.prompts,
                 answer.errors,
                 round(seconds * 1e6),
+                answer.embeddings,
             )
         )
 
@@ -153,6 +162,8 @@ class EchoEngine:
             if position >= first_drawn:
                 self._draw(index, row, position + 1, self._decoder.logits(chain.digest()), answer)
         self._pool.write(slot.table, row.start, b"".join(cells))
+        if row.embeds and slot.params.embedding is not None:
+            answer.embeddings.append((index, embedding_of(chain.digest(), slot.params.embedding)))
         if prompt and alternatives is not None:
             following = slot.tokens[row.start + 1 : row.start + 1 + len(prompt)]
             logprobs = pack_logprobs(prompt, following, alternatives)

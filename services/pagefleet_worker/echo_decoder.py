@@ -3,9 +3,10 @@
 A cell is what one position leaves in the KV pool: its token, its position, its tenant, and the hash
 of all cells before it, as real keys and values depend on all that came before. The hash of a
 sequence's cells gives the logits of its next token. So one wrong cell, wherever it comes from,
-changes every token after it.
+changes every token after it. It gives the sequence's embedding, too.
 """
 
+import math
 import struct
 from array import array
 from bisect import bisect_left
@@ -15,7 +16,7 @@ from hashlib import sha256, shake_128
 from zlib import crc32
 
 from pagefleet.params import SamplingParams
-from pagefleet.wire import Logprobs
+from pagefleet.wire import Floats, Logprobs, pack_floats
 from pagefleet_worker.draw import NO_TOKEN, Draw
 from pagefleet_worker.grammar import NO_GRAMMARS, Grammars
 from pagefleet_worker.sparse_logits import SparseLogits, pack_logprobs
@@ -36,6 +37,11 @@ _END_SHARE = 1 / 100
 """Share of the positions where the end of the sequence has that logit."""
 
 _DRAWN = struct.Struct(f"<{CANDIDATES + 2}H")
+
+EMBEDDING_SIZE = 16
+"""Numbers of an embedding."""
+
+_EMBEDDED = struct.Struct(f"<{EMBEDDING_SIZE}h")
 
 
 def tenant_of(salt: bytes) -> int:
@@ -106,6 +112,14 @@ class EchoDecoder:
         return SparseLogits(self.vocab_size, tokens, logits)
 
 
+def embedding_of(digest: bytes, dimensions: int) -> Floats:
+    """The embedding of the cells of this hash; see `SamplingParams.embedding`."""
+    whole = _EMBEDDED.unpack(shake_128(digest).digest(_EMBEDDED.size))
+    numbers = whole[: dimensions or EMBEDDING_SIZE]
+    length = math.hypot(*numbers) or 1.0
+    return pack_floats(number / length for number in numbers)
+
+
 @dataclass(frozen=True, slots=True)
 class EchoStream:
     """A choice as it must come out."""
@@ -158,3 +172,11 @@ def echo_prompt_logprobs(
         chain.append(token, position, tenant)
         logits.append(decoder.logits(chain.digest()))
     return pack_logprobs(logits, prompt[1:], alternatives)
+
+
+def echo_embedding(prompt: Sequence[int], dimensions: int = 0, salt: bytes = b"") -> Floats:
+    """The embedding of a prompt, without pages, batches, processes or faults."""
+    chain, tenant = Chain(), tenant_of(salt)
+    for position, token in enumerate(prompt):
+        chain.append(token, position, tenant)
+    return embedding_of(chain.digest(), dimensions)

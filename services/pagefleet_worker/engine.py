@@ -4,7 +4,7 @@
 
 Only positions that are sampled get logits. Where a request asks for logprobs of its prompt, the
 prompt's positions get them too, `_PROMPT_PIECE` at a time, because all of them at once could be
-larger than the model.
+larger than the model. A prompt whose embedding is wanted gets none (`embedding`).
 
 A step is launched and settled. On a CPU it is settled at once: what it sampled stands in its slots
 before the next plan comes. On a GPU that would make Python wait for the device, so sampled tokens
@@ -23,11 +23,12 @@ from torch import Tensor
 from pagefleet.wire import Plan
 from pagefleet_kernels.dispatch import Kernels
 from pagefleet_worker.causal_model import CausalModel
+from pagefleet_worker.embedding import Embedded
 from pagefleet_worker.grammar import NO_GRAMMARS, Grammars
 from pagefleet_worker.inputs import HostInputs, Inputs
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.logprobs import DrawLogprobs, rank
-from pagefleet_worker.pending import Pending, PromptRanked
+from pagefleet_worker.pending import Computed, Pending, PromptRanked
 from pagefleet_worker.ranks import ALONE, Ranks
 from pagefleet_worker.sampler import sample
 from pagefleet_worker.samples import Samples, batch_ends
@@ -100,10 +101,10 @@ class TorchEngine:
             self._last.settle()
         samples = Samples.of(step.rows)
         with self._threads_for(step.rows):
-            tokens, logprobs, prompts = self._compute(step.rows, samples)
+            computed = self._compute(step.rows, samples)
         if self._swaps is not None:
             self._swaps.end(step)
-        pending = Pending.of(step, self._slots, samples, tokens, logprobs, prompts, started)
+        pending = Pending.of(step, self._slots, samples, computed, started)
         if self._inputs.settle_at_once:
             pending.settle()
         self._last = pending
@@ -123,22 +124,20 @@ class TorchEngine:
             return nullcontext()
         return self.team.at_work(sum(len(row.tokens) for row in rows))
 
-    def _compute(
-        self, rows: Sequence[Row], samples: Samples
-    ) -> tuple[Tensor, DrawLogprobs, list[PromptRanked]]:
+    def _compute(self, rows: Sequence[Row], samples: Samples) -> Computed:
         if not rows:
-            return self._nothing(), DrawLogprobs([]), []
+            return Computed(self._nothing(), DrawLogprobs([]), [], None)
         hidden = self._inputs.hidden(rows)
         samples.guide(rows, self.grammars)
-        prompts = self._prompt_logprobs(rows, hidden)
+        prompts, embedded = self._prompt_logprobs(rows, hidden), Embedded.of(rows, hidden)
         if not samples.draws:
-            return self._nothing(), DrawLogprobs([]), prompts
+            return Computed(self._nothing(), DrawLogprobs([]), prompts, embedded)
         positions = to_device(samples.positions, self.pool.device)
         logits = self.decoder.logits(hidden, positions)
         tokens = self._ranks.agree(sample(logits, samples.draws, self.kernels.sample))
         self._keep(rows, samples.owners, tokens)
         asked = DrawLogprobs.of(logits, samples.draws, tokens, self.kernels.log_softmax)
-        return tokens, asked, prompts
+        return Computed(tokens, asked, prompts, embedded)
 
     def _nothing(self) -> Tensor:
         return torch.empty(0, dtype=torch.int64, device=self.pool.device)

@@ -1,7 +1,7 @@
 """A step that is launched and not answered yet.
 
 Whatever it gives comes back to the host in one copy, ordered right behind it: the sampled tokens,
-and the logprobs that some of its requests ask for.
+and the logprobs and embeddings that some of its requests ask for.
 """
 
 import time
@@ -11,8 +11,9 @@ from typing import Self
 
 from torch import Tensor
 
-from pagefleet.wire import PromptLogprobs, Result, RowError, pack_ints
+from pagefleet.wire import Floats, PromptLogprobs, Result, RowError, pack_ints
 from pagefleet_worker.draw import NO_TOKEN
+from pagefleet_worker.embedding import Embedded
 from pagefleet_worker.logprobs import DrawLogprobs, Ranked
 from pagefleet_worker.samples import Samples
 from pagefleet_worker.slots import Slots, Step
@@ -28,6 +29,23 @@ class PromptRanked:
     ranked: Ranked
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a step gives, on the device."""
+
+    tokens: Tensor
+    """int64, one for each draw"""
+    logprobs: DrawLogprobs
+    prompts: list[PromptRanked]
+    embedded: Embedded | None
+
+    def tensors(self) -> list[Tensor]:
+        """The tokens, all of `logprobs` and `prompts`, and the states of `embedded`."""
+        ranked = [each for _, each in self.logprobs.groups] + [each.ranked for each in self.prompts]
+        parts = [tensor for each in ranked for tensor in (each.chosen, each.top_ids, each.top)]
+        return [self.tokens, *parts, *([self.embedded.states] if self.embedded else [])]
+
+
 @dataclass(slots=True)
 class Pending:
     """A step that is launched: `Launched` of the interface."""
@@ -35,11 +53,10 @@ class Pending:
     step: Step
     slots: Slots
     samples: Samples
-    logprobs: DrawLogprobs
-    prompts: list[PromptRanked]
+    computed: Computed
     started: float
     answers: Download
-    """The tokens, int64, one for each draw; then all of `logprobs` and `prompts`."""
+    """The tensors of `computed`."""
     _settled: list[int] | None = field(default=None)
 
     @classmethod
@@ -48,16 +65,11 @@ class Pending:
         step: Step,
         slots: Slots,
         samples: Samples,
-        tokens: Tensor,
-        logprobs: DrawLogprobs,
-        prompts: list[PromptRanked],
+        computed: Computed,
         started: float,
     ) -> Self:
         """Order the answers' way to the host."""
-        ranked = [each for _, each in logprobs.groups] + [each.ranked for each in prompts]
-        parts = (tensor for each in ranked for tensor in (each.chosen, each.top_ids, each.top))
-        answers = Download([tokens, *parts])
-        return cls(step, slots, samples, logprobs, prompts, started, answers)
+        return cls(step, slots, samples, computed, started, Download(computed.tensors()))
 
     def ready(self) -> bool:
         """Whether `result` would not wait for the device."""
@@ -74,8 +86,14 @@ class Pending:
 
     def result(self) -> Result:
         """Wait for the step and tell what it gave."""
-        tokens, ranked = self.settle(), self._ranked()
-        logprobs = DrawLogprobs([(draws, next(ranked)) for draws, _ in self.logprobs.groups])
+        tokens, ranked, embeddings = self.settle(), self._ranked(), self._embeddings()
+        groups = self.computed.logprobs.groups
+        logprobs = DrawLogprobs([(draws, next(ranked)) for draws, _ in groups])
+        errors = self._errors() | {
+            row: "the model's hidden state is not finite"
+            for row, embedding in embeddings.items()
+            if embedding is None
+        }
         return Result(
             epoch=self.step.epoch,
             step=self.step.number,
@@ -83,14 +101,19 @@ class Pending:
             logprobs=logprobs.to_wire(),
             prompts=[
                 PromptLogprobs(prompt.row, prompt.position, next(ranked).to_wire())
-                for prompt in self.prompts
+                for prompt in self.computed.prompts
             ],
-            errors=[RowError(*error) for error in sorted(self._errors().items())],
+            errors=[RowError(*error) for error in sorted(errors.items())],
             micros=round((time.perf_counter() - self.started) * 1e6),
+            embeddings=[(row, each) for row, each in embeddings.items() if each is not None],
         )
 
+    def _embeddings(self) -> dict[int, Floats | None]:
+        embedded = self.computed.embedded
+        return {} if embedded is None else embedded.to_wire(self.answers.tensors()[-1])
+
     def _ranked(self) -> Iterator[Ranked]:
-        """All of `logprobs` and `prompts`, on the host."""
+        """All of the logprobs, on the host."""
         parts = iter(self.answers.tensors()[1:])
         return map(Ranked, parts, parts, parts)
 

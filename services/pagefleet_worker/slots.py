@@ -118,6 +118,12 @@ class Row:
         """Position after the last input token: where the last sample will stand."""
         return self.start + len(self.tokens)
 
+    @property
+    def embeds(self) -> bool:
+        """Whether it ends a prompt whose embedding is wanted."""
+        slot = self.slot
+        return slot.params.embedding is not None and self.end == slot.prompt_length
+
     def taken(self, samples: Sequence[int]) -> int:
         """How many of the samples at its last positions can be outputs: none behind a draft that
         was not sampled, or behind the end of the choice, is.

@@ -84,6 +84,10 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
     """When a beam search ends (`pagefleet_scheduler.beam`); None is transformers' "never"."""
     guide: Guide | None = None
     """What the output must read like; its end is one of `eos_token_ids`."""
+    embedding: int | None = None
+    """Wanted in the place of tokens: so many numbers of the prompt's embedding, 0 being all of
+    them. It is the normed hidden state of the last token, cut to these numbers, then scaled to
+    length 1."""
 
     def __post_init__(self) -> None:
         """Refuse what no sampler could obey."""
@@ -136,6 +140,8 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
                 0 <= (self.prompt_logprobs or 0) <= MAX_CANDIDATES,
                 f"0 to {MAX_CANDIDATES}",
             ),
+            ("embedding", (self.embedding or 0) >= 0, "0 (all of it) or more"),
+            ("embedding", self.embedding is None or self.max_tokens == 0, "absent beside tokens"),
         )
         for name, holds, wanted in ranges:
             if not holds:

@@ -8,6 +8,7 @@ from pagefleet.params import Guide, SamplingParams
 from pagefleet.wire import (
     ChoiceState,
     Finish,
+    Floats,
     Logprobs,
     Output,
     PromptOutput,
@@ -18,7 +19,7 @@ from pagefleet.wire import (
 )
 from pagefleet_gateway.link import News
 from pagefleet_scheduler.decoding import concatenate, finish_of
-from pagefleet_worker.echo_decoder import echo_prompt_logprobs, echo_tokens
+from pagefleet_worker.echo_decoder import echo_embedding, echo_prompt_logprobs, echo_tokens
 from tests.echo_cell import DECODER, echo_beams
 
 LONGEST = 48
@@ -33,11 +34,15 @@ class Expected:
     logprobs: Logprobs | None
     finish: Finish | None
     score: float | None = None
+    embedding: Floats | None = None
 
 
 def expect(submit: Submit) -> list[Expected]:
     """All choices of a request, by the oracle."""
     prompt, params = unpack_ints(submit.prompt), submit.params
+    if params.embedding is not None:
+        embedding = echo_embedding(prompt, params.embedding, submit.salt)
+        return [Expected([], None, Finish.LENGTH, None, embedding)] * len(submit.choices)
     if params.beam_width and params.max_tokens:
         return [
             Expected(list(beam.tokens), concatenate(beam.logprobs), beam.finish, beam.score)
@@ -141,6 +146,7 @@ class Client:
         )
         assert last.finish == expected.finish, f"choice {choice} of {self!r} ends by {last.finish}"
         assert last.score == expected.score, f"choice {choice} of {self!r} has another score"
+        assert last.embedding == expected.embedding, f"another embedding: {self!r}"
         pieces = [item.logprobs for item in self.received[choice] if item.logprobs is not None]
         assert concatenate(pieces) == expected.logprobs, f"other logprobs: {self!r}"
 
@@ -182,6 +188,7 @@ FORMS: dict[str, dict[str, object]] = {
     },
     "guided": {"guide": Guide("start: /[a-z]{2,9}( [a-z]+)?/"), "eos_token_ids": (3,)},
     "prompt only": {"max_tokens": 0, "prompt_logprobs": 0, "choices": 2, "beam_width": 2},
+    "embedding": {"max_tokens": 0, "embedding": 5},
 }
 """What the kinds of requests have of their own; drafts are found where one repeats itself."""
 

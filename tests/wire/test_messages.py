@@ -46,7 +46,11 @@ GOLDEN: list[tuple[wire.Message, str]] = [
         wire.Outputs(
             5, [wire.Output("r", 0, 1, 2, b"\2\1\0\0", finish=wire.Finish.STOP, numerics=9)]
         ),
-        "94a74f75747075747305919ba172000102c40402010000c0a473746f7000c0" + "0009" + "90",
+        "94a74f75747075747305919ca172000102c40402010000c0a473746f7000c0" + "0009c0" + "90",
+    ),
+    (
+        wire.Result(9, 1, b"", micros=7, embeddings=[(2, wire.pack_floats([0.5, -2.0]))]),
+        "99a6526573756c740901c400" + "909090" + "07" + "919202c4080000003f000000c0",
     ),
     (
         wire.Plan(9, 1, wire.pack_ints([0, 0, 1, 1, 1, -2]), wire.pack_ints([wire.SAMPLED])),
@@ -127,6 +131,7 @@ def test_noise_is_refused(noise: bytes, sealed: bool) -> None:
         ["Submit", "r", 1, b"12345", msgspec.to_builtins(PARAMS), [[0]]],
         ["Submit", "r", 1, b"1234", msgspec.to_builtins(PARAMS), [[0, b"1"]]],
         ["Result", 1, 2, b"123"],
+        ["Result", 1, 2, b"1234", [], [], [], 7, [[0, b"12345"]]],
         ["Plan", 1, 2, b"1234", b"12"],
         ["Plan", 1, 2, b"1234", b"1234", b"", [], b"123"],
     ],

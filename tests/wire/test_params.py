@@ -40,6 +40,8 @@ def params(**fields: object) -> SamplingParams:
         ("allowed_token_ids", ()),
         ("logit_bias", {3: math.inf}),
         ("guide", Guide("a" * (MAX_GRAMMAR_CHARACTERS + 1))),
+        ("embedding", -1),
+        ("embedding", 0),
     ],
 )
 def test_out_of_range_names_the_field(field: str, value: object) -> None:

@@ -10,6 +10,7 @@ from pagefleet.wire.parts import (
     ChoiceState,
     Count,
     Finish,
+    Floats,
     Ints,
     Logprobs,
     Message,
@@ -237,6 +238,8 @@ class Output(Part, frozen=True):
     """Microseconds that the request waited before it first ran; with a choice's first tokens."""
     numerics: Numerics = 0
     """That the latest of them were computed in."""
+    embedding: Floats | None = None
+    """Of the prompt, where it was asked for; with the choice's end."""
 
 
 class PromptOutput(Part, frozen=True):

@@ -14,6 +14,7 @@ import msgspec
 from pagefleet.params import SamplingParams
 from pagefleet.wire.parts import (
     Count,
+    Floats,
     Ints,
     Logprobs,
     Message,
@@ -93,10 +94,12 @@ class Result(Message, frozen=True):
     errors: list[RowError] = []
     micros: int = 0
     """Microseconds the step took."""
+    embeddings: list[tuple[int, Floats]] = []
+    """Rows that end prompts of which `SamplingParams.embedding` is wanted, each with it."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be unpacked."""
-        check_ints(self.tokens)
+        check_ints(self.tokens, *(embedding for _, embedding in self.embeddings))
 
 
 class WorkerBeat(Message, frozen=True):

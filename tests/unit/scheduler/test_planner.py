@@ -399,7 +399,8 @@ def test_a_prompt_that_was_all_is_not_computed_again(arrive: Arrivals) -> None:
     worker.admit(sequence)
     plan_of(worker)
     worker.preempt(sequence)
-    assert worker.accept(Result(1, 0, b"")).completed == [sequence]
+    result = Result(1, 0, b"", embeddings=[(0, b"1234")])
+    assert worker.accept(result).completed == {sequence: b"1234"}
 
 
 def test_what_is_found_of_outputs_counts_as_no_part_of_a_prompt(arrive: Arrivals) -> None:

@@ -26,7 +26,13 @@ from pagefleet.wire import (
 from pagefleet_worker.costs import Roofline, distserve_opt_13b
 from pagefleet_worker.draw import NO_TOKEN
 from pagefleet_worker.echo import EchoEngine
-from pagefleet_worker.echo_decoder import EchoDecoder, echo_prompt_logprobs, echo_tokens
+from pagefleet_worker.echo_decoder import (
+    EMBEDDING_SIZE,
+    EchoDecoder,
+    echo_embedding,
+    echo_prompt_logprobs,
+    echo_tokens,
+)
 from pagefleet_worker.interface import EngineFacts, PlanError
 from pagefleet_worker.simulated import build_simulated
 from pagefleet_worker.slots import Row, Slot
@@ -396,6 +402,26 @@ def test_a_corrupted_block_changes_the_stream(corrupt: Callable[[Script], None] 
         corrupt(script)
     script.go_on(3 if corrupt is let_another_sequence_write else 2)
     assert script.is_right == (corrupt is None)
+
+
+@pytest.mark.parametrize("dimensions", [0, 1, 5, 99])
+def test_an_embedding_tells_of_all_that_was_read(dimensions: int, rng: random.Random) -> None:
+    wanted = params(max_tokens=0, embedding=dimensions)
+    driver = Driver(make_engine(), chunk=rng.randint(1, 9))
+    prompts = [rng.choices(range(260), k=rng.randint(1, 30)) for _ in range(5)]
+    for stream in driver.run(prompts, [wanted] * 5):
+        assert stream.embedding == echo_embedding(stream.prompt, dimensions)
+        assert len(stream.embedding) == 4 * min(dimensions or EMBEDDING_SIZE, EMBEDDING_SIZE)
+
+
+def test_a_corrupted_block_changes_an_embedding() -> None:
+    driver = Driver(make_engine(), chunk=8)
+    stream = driver.open(PROMPT, params(max_tokens=0, embedding=0))
+    driver.step([stream]).land()
+    stream.table[0] = driver.free.pop()
+    driver.deltas += [stream.slot, 0, stream.table[0]]
+    driver.step([stream]).land()
+    assert stream.embedding not in (None, echo_embedding(PROMPT))
 
 
 def test_a_copied_block_does_not_change_the_stream() -> None:
