@@ -1,10 +1,13 @@
 """What a model thinks before it answers, parted from the answer, as the text arrives.
 
 A model that thinks writes `<think>` thoughts `</think>` answer. Some templates write the first tag
-themselves, so that the text begins within the thoughts:
+themselves, so that the text begins within the thoughts, or both, where nothing is to be thought.
+Where the prompt ends with no tag it depends on the model:
 
     qwen3         thoughts only behind a tag that the text begins with
     deepseek_r1   thoughts from the start, with or without the tag
+
+A text that goes on with a message holds thoughts if the message ends within some.
 """
 
 from typing import Final, NamedTuple
@@ -14,6 +17,19 @@ _CLOSE: Final = "</think>"
 
 THINKS_AT_ONCE: Final = {"deepseek_r1": True, "qwen3": False}
 """By the name that `--reasoning-parser` has for it."""
+
+
+def thinks_at_once(family: str, before: str, goes_on: bool) -> bool | None:
+    """Whether the text behind `before` begins within thoughts; None: it holds none.
+
+    before: the end of the prompt or, if the text `goes_on` with it, a message.
+    """
+    said = before.rstrip()
+    if goes_on and said:
+        return True if said.rfind(_OPEN) > said.rfind(_CLOSE) else None
+    if said.endswith(_CLOSE):
+        return None
+    return said.endswith(_OPEN) or THINKS_AT_ONCE[family]
 
 
 class Thought(NamedTuple):

@@ -25,7 +25,7 @@ from pagefleet_gateway.prompts import (
     predicted,
     truncated,
 )
-from pagefleet_gateway.reasoning import THINKS_AT_ONCE
+from pagefleet_gateway.reasoning import thinks_at_once
 from pagefleet_gateway.response_body import ResponseBody
 from pagefleet_gateway.resume import request_id
 from pagefleet_gateway.sampling import either, sampling_params
@@ -40,6 +40,9 @@ STREAM_WINDOW: Final = 256
 
 ANSWER_SHARE: Final = 4
 """One part in so many of the context is kept for an answer for which turns may be dropped."""
+
+_LONGEST_TAG: Final = 16
+"""Tokens in which a prompt may end with a tag of thoughts, and white space."""
 
 _ID_PREFIXES: Final = {"completion": "cmpl-", "chat": "chatcmpl-", "response": "resp_"}
 
@@ -175,7 +178,7 @@ def understand_conversation(
         strict=limits.strict,
         shrinks=asked is None,
         response=conversation.response,
-        message=_message(body, tools, model, structure is not None and not structure.free),
+        message=_message(body, prompts[0], tools, model, structure),
         keeps_special=tools.keeps_special,
     )
 
@@ -288,12 +291,20 @@ def _tools(body: ChatBody, model: ServedModel) -> ToolUse:
 
 
 def _message(
-    body: ChatBody, tools: ToolUse, model: ServedModel, guided: bool
+    body: ChatBody,
+    prompt: list[int],
+    tools: ToolUse,
+    model: ServedModel,
+    structure: Structure | None,
 ) -> MessageForm | None:
-    """How an answer is to be read; one that obeys a grammar holds no thoughts."""
+    """How an answer is to be read; one that obeys a grammar from the start holds no thoughts."""
     thinks = None
-    if model.reasoning_parser is not None and not guided:
-        thinks = THINKS_AT_ONCE[model.reasoning_parser]
+    if model.reasoning_parser is not None and (structure is None or structure.free):
+        goes_on = bool(body.continue_final_message)
+        end = model.tokenizer.decode(prompt[-_LONGEST_TAG:], skip_special_tokens=False)
+        thinks = thinks_at_once(
+            model.reasoning_parser, continued(body) if goes_on else end, goes_on
+        )
     if thinks is None and tools.script is None:
         return None
     return MessageForm(thinks, tools.script, tools.parallel, body.include_reasoning is not False)

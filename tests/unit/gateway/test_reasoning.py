@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagefleet_gateway.reasoning import THINKS_AT_ONCE, ReasoningParser
+from pagefleet_gateway.reasoning import THINKS_AT_ONCE, ReasoningParser, thinks_at_once
 
 
 def parse(at_once: bool, pieces: list[str]) -> tuple[str, str]:
@@ -46,3 +46,24 @@ def test_any_text_is_the_same_in_any_pieces(at_once: bool, pieces: list[str]) ->
     reasoning, content = parse(at_once, pieces)
     assert (reasoning, content) == parse(at_once, [text])
     assert len(reasoning + content) >= len(text.strip()) - len("<think></think>")
+
+
+@pytest.mark.parametrize(
+    ("before", "goes_on", "expected"),
+    [
+        ("assistant\n", False, {"qwen3": False, "deepseek_r1": True}),
+        ("assistant\n<think>\n", False, True),
+        ("assistant\n<think>\n\n</think>\n\n", False, None),
+        ("what is <think>?\nassistant\n", False, {"qwen3": False, "deepseek_r1": True}),
+        ("I am", True, None),
+        ("<think>Let me", True, True),
+        ("<think>Hm.</think>I", True, None),
+        (" ", True, {"qwen3": False, "deepseek_r1": True}),
+    ],
+)
+def test_where_an_answer_begins(
+    before: str, goes_on: bool, expected: bool | dict[str, bool] | None
+) -> None:
+    for family in THINKS_AT_ONCE:
+        wanted = expected[family] if isinstance(expected, dict) else expected
+        assert thinks_at_once(family, before, goes_on) is wanted

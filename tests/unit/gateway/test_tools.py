@@ -227,6 +227,23 @@ def test_tokens_of_thoughts_are_counted_however_they_came() -> None:
     assert chat().usage.completion_tokens_details is UNSET
 
 
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_r1"])
+def test_the_prompt_says_whether_an_answer_begins_within_thoughts(family: str) -> None:
+    def said(end: str, text: str, **fields: Any) -> tuple[Any, ...]:
+        echo = model(thoughts=family)
+        template = ChatTemplate("{{ messages[0].content }}" + end, {})
+        served = replace(echo, chat_prompts=ChatPrompts(echo.tokenizer, template))
+        message = whole(chat(served, tools=None, **fields), text)["message"]
+        return message.get("reasoning"), message["content"]
+
+    assert said("<think>\n", "Hm.</think>Yes.") == ("Hm.", "Yes.")
+    assert said("<think>\n\n</think>\n\n", "Yes.") == (None, "Yes.")
+    fields = {"continue_final_message": True}
+    for begun, answer in (("I am", (None, " here.")), ("<think>I", (" here.", ""))):
+        messages = [{"role": "assistant", "content": begun}]
+        assert said("", " here.", messages=messages, **fields) == answer
+
+
 def test_thoughts_that_nobody_wants_are_left_out() -> None:
     text = "<think>Hm.</think>" + TAGGED
     served, fields = model(thoughts="qwen3"), {"include_reasoning": False, "request_id": "it"}
