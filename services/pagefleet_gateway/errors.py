@@ -31,7 +31,8 @@ class ApiError(Exception):
     """An answer other than the one asked for.
 
     status: of HTTP. type, code: the classes of the OpenAI API. param: the field of the request's
-    body at fault. retry_after: seconds after which the same request may succeed.
+    body at fault. retry_after: seconds after which the same request may succeed. final: it will not
+    succeed, though OpenAI's clients repeat what is answered with that status.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        final: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -51,6 +53,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.final = final
 
     @property
     def body(self) -> bytes:
@@ -68,6 +71,8 @@ class ApiError(Exception):
         ]
         if self.retry_after is not None:
             headers.append((b"retry-after", str(self.retry_after).encode()))
+        if self.final:
+            headers.append((b"x-should-retry", b"false"))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         return headers
@@ -150,6 +155,8 @@ def from_rejection(rejection: Rejected) -> ApiError:
         case Reason.FAILED:
             return ApiError(500, rejection.text, type="server_error", code="request_failed")
         case Reason.QUARANTINED:
-            return ApiError(500, rejection.text, type="server_error", code="request_quarantined")
+            text, code = rejection.text, "request_quarantined"
+            return ApiError(500, text, type="server_error", code=code, final=True)
         case Reason.MOVED:
-            return http_error(409, rejection.text, "stream_moved")
+            text, code = rejection.text, "stream_moved"
+            return ApiError(409, text, type="invalid_request_error", code=code, final=True)

@@ -12,7 +12,7 @@ from tests.fuzz.http_bytes import Conversation
 LAST = b"GET /live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 """Follows whole requests, so that the end of their answers is seen."""
 
-_REFUSALS = frozenset({400, 403, 404, 405, 408, 410, 413, 429, 431})
+_REFUSALS = frozenset({400, 403, 404, 405, 408, 410, 413, 415, 429, 431})
 _HONEST = frozenset({503, 504})
 _HONEST_CODES = frozenset({"overloaded", "no_worker", "draining", "deadline_exceeded"})
 _PATIENCE = 60.0

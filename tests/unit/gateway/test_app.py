@@ -256,6 +256,19 @@ def test_a_refusal_of_the_scheduler_is_a_status(cell: Cell, stream: bool) -> Non
     assert error_of(response)["message"] == "Not today."
 
 
+@pytest.mark.parametrize("reason", [Reason.QUARANTINED, Reason.MOVED])
+def test_the_openai_client_does_not_repeat_what_would_do_harm_again(
+    cell: Cell, reason: Reason
+) -> None:
+    cell.scheduler.reject = reason
+    with (
+        openai.OpenAI(base_url=cell.url + "/v1", api_key="any", max_retries=2) as client,
+        pytest.raises(openai.APIStatusError, match="Not today"),
+    ):
+        client.completions.create(model="echo", prompt="a")
+    assert len(cell.scheduler.submits) == 1
+
+
 def test_bodies_have_a_limit(cell: Cell) -> None:
     size = 2 * 2**20 + 1
     declared = httpx.post(cell.url + "/v1/completions", content=b"x" * size)
