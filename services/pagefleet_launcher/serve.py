@@ -159,8 +159,15 @@ async def _serve(asked: ServeSettings, listener: socket.socket, folder: Path, be
 
 
 async def _prepare(asked: ServeSettings, interrupts: Interrupts) -> Path | None:
-    """The prepared folder of the model, or None: it failed and said why, or it was interrupted."""
-    process = Process("prepare", preparation(asked), capture=True)
+    """The prepared folder of the model, or None: it failed and said why, or it was interrupted.
+
+    Raises:
+        CannotServe: no process can be started.
+    """
+    try:
+        process = Process("prepare", preparation(asked), capture=True)
+    except OSError as error:
+        raise CannotServe(f"no process can be started: {error.strerror}.") from error
     ended = asyncio.create_task(process.ended())
     await first_of(asyncio.wait([ended]), interrupts.drain.wait())
     if not ended.done():

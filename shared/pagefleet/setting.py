@@ -130,6 +130,9 @@ def parse_boolean(text: str) -> bool:
         raise ValueError(f"{text!r} is neither true nor false") from None
 
 
+_BITS = 63
+"""Of a whole number that can be told in a message."""
+
 _NUMBERS: dict[Callable[[str], Any], str] = {int: "whole number", float: "number"}
 
 
@@ -149,6 +152,8 @@ def checked(field: "dataclasses.Field[Any]", convert: Callable[[str], Any]) -> A
             raise argparse.ArgumentTypeError(wrong) from error
         if value in (inf, -inf):
             raise argparse.ArgumentTypeError(f"{text!r} is not finite")
+        if isinstance(value, int) and value.bit_length() > _BITS:
+            raise argparse.ArgumentTypeError(f"{text} has more than {_BITS} bits")
         if limits.choices is not None and value not in limits.choices:
             raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(limits.choices)}")
         if limits.least is not None and not value >= limits.least:

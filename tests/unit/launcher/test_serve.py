@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +70,16 @@ def test_the_runtime_folder_is_where_the_user_s_sockets_belong(tmp_path_factory,
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     with serve.runtime_folder() as folder:
         assert folder.parent == short
+
+
+def test_too_few_descriptors_are_one_sentence(tmp_path):
+    """They suffice for the launcher, but not for a process of its."""
+    command = [str(Path(sys.executable).parent / "pagefleet"), "serve", "--port=0"]
+    few = ["prlimit", "--nofile=10", *command]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(few, env=environment, capture_output=True, text=True, check=False)
+    said = "pagefleet serve: no process can be started: Too many open files.\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 @pytest.fixture

@@ -34,6 +34,8 @@ def test_booleans_can_be_switched_off_both_ways() -> None:
         (["--max-num-seq", "4"], {}, "max-num-seq"),
         (["--max-num-seqs", "0"], {}, "below 1"),
         (["--max-num-seqs", "many"], {}, "'many' is no whole number"),
+        (["--max-num-seqs", str(1 << 63)], {}, "more than 63 bits"),
+        (["--kv-cache-memory", "9000000000GiB"], {}, "more than 63 bits"),
         (["--step-seconds", "some"], {}, "'some' is no number"),
         (["--step-seconds", "inf"], {}, "'inf' is not finite"),
         (["--model", "\udcff"], {}, "is not UTF-8"),
