@@ -3,6 +3,8 @@
 The longest end of a sequence that was there before is sought, up to `LONGEST_MATCH` tokens; its
 latest place counts, and what followed there, over and over, may follow again (prompt lookup
 decoding, Saxena 2023). A client that knows much of the answer can say so (`Submit.prediction`).
+
+Tokens are kept as characters of a string, in which Python finds fast; each is read once.
 """
 
 import sys
@@ -30,32 +32,57 @@ NOTHING = array("i")
 NO_DRAFTS = Drafts(NOTHING, 0)
 
 
-def propose(tokens: "array[int]", count: int, prediction: "array[int]" = NOTHING) -> Drafts:
-    """`count` tokens that may follow `tokens`; none if its last one did not come before.
+class PromptLookup:
+    """What one sequence has said; before that, what it was predicted to say."""
 
-    `prediction`: what it may repeat, as if that had come before it.
-    """
-    if count <= 0:
-        return NO_DRAFTS
-    tokens = prediction + tokens[-LOOKBACK:]
-    text = _text(tokens)
-    match, follows = 0, len(text)
-    while match < min(LONGEST_MATCH, len(text) - 1):
-        # A longer match ends where a shorter one does, so no later than the latest of these.
-        at = text.rfind(text[-(match + 1) :], 0, min(follows, len(text) - 1))
-        if at < 0:
-            break
-        match += 1
-        follows = at + match
-    if not match:
-        return NO_DRAFTS
-    period = tokens[follows:]
-    return Drafts((period * -(-count // len(period)))[:count], match)
+    def __init__(self, prediction: "array[int]" = NOTHING) -> None:
+        self._text = _text(prediction)
+        self._predicted = len(self._text)
+        self._read = 0
+
+    def __repr__(self) -> str:
+        return f"<PromptLookup {self._read} tokens read, {len(self._text)} kept>"
+
+    def propose(self, tokens: "array[int]", count: int) -> Drafts:
+        """`count` tokens that may follow `tokens`; none if its last one did not come before.
+
+        `tokens`: those of the call before, and any number behind them.
+        """
+        if count <= 0:
+            return NO_DRAFTS
+        text = self._text_of(tokens)
+        match, follows = 0, len(text)
+        while match < min(LONGEST_MATCH, len(text) - 1):
+            # A longer match ends where a shorter one does, so no later than the latest of these.
+            at = text.rfind(text[-(match + 1) :], 0, min(follows, len(text) - 1))
+            if at < 0:
+                break
+            match += 1
+            follows = at + match
+        if not match:
+            return NO_DRAFTS
+        period = text[follows : follows + count]
+        return Drafts(_tokens((period * -(-count // len(period)))[:count]), match)
+
+    def _text_of(self, tokens: "array[int]") -> str:
+        """The prediction and the last tokens."""
+        if len(tokens) > self._read:
+            self._text += _text(tokens[max(self._read, len(tokens) - LOOKBACK) :])
+            self._read = len(tokens)
+            if len(self._text) > self._predicted + LOOKBACK:
+                self._text = self._text[: self._predicted] + self._text[-LOOKBACK:]
+        return self._text
 
 
 def _text(tokens: "array[int]") -> str:
-    """Tokens as characters, which Python finds fast; nothing if one is too large for that."""
+    """Tokens as characters; nothing if one is too large for that."""
     try:
         return tokens.tobytes().decode(_CODEC, "surrogatepass")
     except UnicodeDecodeError:
         return ""
+
+
+def _tokens(text: str) -> "array[int]":
+    tokens = array("i")
+    tokens.frombytes(text.encode(_CODEC, "surrogatepass"))
+    return tokens

@@ -23,6 +23,7 @@ from pagefleet.params import SamplingParams
 from pagefleet.wire import Finish, Ints, Logprobs, Numerics, checksum, pack_ints
 from pagefleet_scheduler.beam import BeamSearch
 from pagefleet_scheduler.blocks import BlockKey, History, root
+from pagefleet_scheduler.prompt_lookup import PromptLookup
 
 AGING = 30.0
 """Seconds of waiting that are worth one level of priority."""
@@ -171,6 +172,8 @@ class Sequence:
     finish: Finish | None = None
     keys: dict[int, list[BlockKey]] = field(default_factory=dict)
     """Of its full blocks, as far as somebody asked, by the size of blocks: workers may differ."""
+    lookup: PromptLookup | None = None
+    """Where its drafts come from, once some were asked for."""
 
     def __post_init__(self) -> None:
         """Know the limit."""

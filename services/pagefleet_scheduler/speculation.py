@@ -25,7 +25,7 @@ that pause has to pay, too.
 from collections.abc import Iterable
 
 from pagefleet_scheduler.pace import Pace
-from pagefleet_scheduler.prompt_lookup import LONGEST_MATCH, NO_DRAFTS, Drafts, propose
+from pagefleet_scheduler.prompt_lookup import LONGEST_MATCH, NO_DRAFTS, Drafts, PromptLookup
 from pagefleet_scheduler.sequence import Sequence
 
 MOST = 15
@@ -136,7 +136,9 @@ class Speculation:
 
 
 def _propose(sequence: Sequence, count: int) -> Drafts:
-    return propose(sequence.tokens, count, sequence.request.prediction)
+    if sequence.lookup is None:
+        sequence.lookup = PromptLookup(sequence.request.prediction)
+    return sequence.lookup.propose(sequence.tokens, count)
 
 
 def _length_class(match: int) -> int:

@@ -1,11 +1,20 @@
 """Drafts are what followed the latest longest repetition of a sequence's end."""
 
+import random
 from array import array
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagefleet_scheduler.prompt_lookup import LONGEST_MATCH, LOOKBACK, NO_DRAFTS, Drafts, propose
+from pagefleet_scheduler.prompt_lookup import (
+    LONGEST_MATCH,
+    LOOKBACK,
+    NO_DRAFTS,
+    NOTHING,
+    Drafts,
+    PromptLookup,
+)
 
 
 def plainly(tokens: list[int], count: int) -> tuple[list[int], int]:
@@ -18,8 +27,12 @@ def plainly(tokens: list[int], count: int) -> tuple[list[int], int]:
     return [], 0
 
 
+def propose(tokens: list[int], count: int, prediction: "array[int]" = NOTHING) -> Drafts:
+    return PromptLookup(prediction).propose(array("i", tokens), count)
+
+
 def proposed(tokens: list[int], count: int) -> tuple[list[int], int]:
-    drafts = propose(array("i", tokens), count)
+    drafts = propose(tokens, count)
     return list(drafts.tokens), drafts.match
 
 
@@ -38,6 +51,18 @@ def test_what_lies_too_far_back_is_not_found() -> None:
     assert proposed(far, 1) == ([], 0)
 
 
+@pytest.mark.parametrize("predicted", [0, 500])
+def test_a_text_that_grows_is_as_one_that_was_there_at_once(predicted: int) -> None:
+    """Beyond what is looked back to, too, with and without a prediction before it."""
+    draw = random.Random(seed := random.randrange(2**32))
+    prediction = array("i", draw.choices(range(30), k=predicted))
+    tokens = draw.choices(range(30), k=LOOKBACK + 200)
+    growing = PromptLookup(prediction)
+    for length in sorted(draw.sample(range(len(tokens) + 1), k=60)):
+        found = growing.propose(array("i", tokens[:length]), 3)
+        assert found == propose(tokens[:length], 3, prediction), (seed, length)
+
+
 def test_nothing_is_proposed_without_room_or_repetition() -> None:
     assert proposed([1, 2, 3, 1, 2, 3], 0) == ([], 0)
     assert proposed([1, 2, 3, 4, 5], 3) == ([], 0)
@@ -48,9 +73,9 @@ def test_nothing_is_proposed_without_room_or_repetition() -> None:
 
 def test_what_was_predicted_counts_as_said_before() -> None:
     prediction = array("i", [1, 2, 3, 4, 5])
-    assert propose(array("i", [9, 8, 2, 3]), 2, prediction) == Drafts(array("i", [4, 5]), 2)
-    assert propose(array("i", [2, 3, 6, 2, 3]), 2, prediction) == Drafts(array("i", [6, 2]), 2)
-    assert propose(array("i", [9, 8]), 2, prediction) == NO_DRAFTS
+    assert propose([9, 8, 2, 3], 2, prediction) == Drafts(array("i", [4, 5]), 2)
+    assert propose([2, 3, 6, 2, 3], 2, prediction) == Drafts(array("i", [6, 2]), 2)
+    assert propose([9, 8], 2, prediction) == NO_DRAFTS
 
 
 def test_a_token_that_is_no_character_hinders_nobody() -> None:
@@ -58,4 +83,4 @@ def test_a_token_that_is_no_character_hinders_nobody() -> None:
 
 
 def test_a_longer_match_goes_before_a_later_one() -> None:
-    assert propose(array("i", [1, 2, 3, 8, 2, 3, 9, 1, 2, 3]), 2) == Drafts(array("i", [8, 2]), 3)
+    assert propose([1, 2, 3, 8, 2, 3, 9, 1, 2, 3], 2) == Drafts(array("i", [8, 2]), 3)
