@@ -16,6 +16,7 @@ import uvicorn
 
 from pagefleet.cell_key import CellKeyError
 from pagefleet.endpoint import EndpointError, check_endpoint
+from pagefleet.http_socket import HttpSocketError, http_socket
 from pagefleet.manifest import ManifestError
 from pagefleet.notify import BEAT_SECONDS, Notifier
 from pagefleet.observe import configure_logging
@@ -31,7 +32,6 @@ from pagefleet_gateway.vocabulary import VocabularyError
 
 _LOG = logging.getLogger(__name__)
 
-_BACKLOG = 2048
 _OWN_DESCRIPTORS = 256
 _LOOK_SECONDS = 0.05
 """Between two looks at whether all connections have ended."""
@@ -44,8 +44,7 @@ _FAREWELL_SECONDS = 1.0
 
 _FAILURES = (
     *(EndpointError, CellKeyError, ManifestError, VocabularyError, ChatTemplateError, KeyFileError),
-    TracingError,
-    OSError,
+    *(TracingError, HttpSocketError, OSError),
 )
 
 
@@ -74,7 +73,6 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            backlog=_BACKLOG,
             h11_max_incomplete_event_size=HEADER_BYTES,
             timeout_keep_alive=IDLE_SECONDS,
             ssl_certfile=settings.ssl_certfile,
@@ -172,7 +170,7 @@ def main() -> None:
             seed=settings.seed,
         )
         server = Server(build_gateway(settings, model))
-        listener = listen(settings)
+        listener = http_socket(settings)
     except _FAILURES as error:
         refuse("pagefleet gateway", error)
     _allow_descriptors(settings.max_connections + _OWN_DESCRIPTORS)
@@ -189,26 +187,6 @@ def _allow_descriptors(wanted: int) -> None:
         wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def listen(settings: GatewaySettings) -> socket.socket:
-    """The listening socket that the settings ask for.
-
-    Raises:
-        OSError: it cannot be had.
-    """
-    fd = settings.fd
-    if fd is None:
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        address = (settings.host, settings.port)
-        try:
-            fd = socket.create_server(address, family=family, backlog=_BACKLOG).detach()
-        except OSError as error:
-            text = f"It cannot listen at --host {settings.host} --port {settings.port}"
-            raise OSError(f"{text}: {error.strerror}; choose others.") from error
-    # A socket made from its number knows that its protocol is TCP; asyncio switches Nagle's
-    # algorithm off only then, and with it every second small write waits 40 ms.
-    return socket.socket(fileno=fd)
 
 
 def _address(listener: socket.socket, is_tls: bool) -> str:

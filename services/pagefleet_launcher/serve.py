@@ -12,7 +12,6 @@ when the launcher ends, or if that was killed, at the next start (folder.py).
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import os
 import secrets
 import signal
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from pagefleet.cell_key import CellKeyError
 from pagefleet.host import usable_cores
+from pagefleet.http_socket import HttpSocketError, http_socket
 from pagefleet.notify import BEAT_SECONDS, Notifier
 from pagefleet.prepared import preparation
 from pagefleet.settings import (
@@ -46,7 +46,6 @@ from pagefleet_launcher.process import Process
 from pagefleet_launcher.saying import announce, say
 from pagefleet_launcher.supervisor import Supervisor
 
-BACKLOG = 2048
 LONGEST_SOCKET_PATH = 107
 """Bytes, without the terminating zero: `sun_path` in unix(7)."""
 
@@ -66,46 +65,11 @@ def main(argv: Sequence[str]) -> int:
     settings = parse(ServeSettings, argv, prog="pagefleet serve")
     try:
         settings.load_cell_key()
-        with listening_socket(settings) as listener, runtime_folder() as folder:
+        with http_socket(settings) as listener, runtime_folder() as folder:
             return asyncio.run(_serve(settings, listener, folder, began))
-    except (CannotServe, CellKeyError) as error:
+    except (CannotServe, HttpSocketError, CellKeyError) as error:
         print(f"pagefleet serve: {error}", file=sys.stderr)
         return 1
-
-
-def listening_socket(settings: ServeSettings) -> socket.socket:
-    """The socket that clients connect to.
-
-    Raises:
-        CannotServe: it cannot be had.
-    """
-    if settings.fd is not None:
-        return _inherited(settings.fd)
-    host, port = settings.host, settings.port
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise CannotServe(
-                f"port {port} of {host} is in use by another program; end that one, or choose "
-                "another port with --port (0 picks a free one)."
-            ) from error
-        raise CannotServe(
-            f"it is not possible to listen on port {port} of {host}: {error.strerror}; choose "
-            "others with --host and --port."
-        ) from error
-
-
-def _inherited(fd: int) -> socket.socket:
-    try:
-        listener = socket.socket(fileno=fd)
-    except OSError as error:
-        raise CannotServe(
-            f"--fd {fd} is no socket that was inherited ({error.strerror}); leave it out to listen "
-            "on --host and --port."
-        ) from error
-    return listener
 
 
 @contextlib.contextmanager

@@ -22,9 +22,7 @@ import jsonschema
 import openai
 import pytest
 
-from pagefleet.settings import GatewaySettings
 from pagefleet.wire import Reason
-from pagefleet_gateway.__main__ import listen
 from pagefleet_worker.prepare import prepare
 from tests.processes import killed_in_the_end
 from tests.unit.gateway.fake_scheduler import FakeScheduler, expected_token
@@ -486,12 +484,6 @@ def test_draining_has_a_time(model: Path, tmp_path: Path) -> None:
             chunks = events(iter([begun, *lines]))
         assert "shutting down" in chunks[-1]["error"]["message"]
         assert cell.process.wait(60) == 0
-
-
-def test_small_writes_do_not_wait_for_each_other() -> None:
-    """asyncio sets TCP_NODELAY on connections whose listener knows that it speaks TCP."""
-    with listen(GatewaySettings(port=0)) as listener:
-        assert listener.proto == socket.IPPROTO_TCP
 
 
 def test_the_gateway_needs_no_heavy_library() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pagefleet.host import usable_cores
+from pagefleet.http_socket import http_socket
 from pagefleet.manifest import FORMAT_VERSION, Manifest, SamplingDefaults, Weights
 from pagefleet.prepared import preparation
 from pagefleet.settings import (
@@ -217,7 +218,7 @@ def test_gateways_can_resume_each_other_s_streams(tmp_path, listener):
     [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::", "::1")],
 )
 def test_a_socket_is_reachable_from_this_machine(address, reached):
-    with serve.listening_socket(parse(ServeSettings, ["--host", address, "--port=0"], env={})) as s:
+    with http_socket(GatewaySettings(host=address, port=0)) as s:
         host, port = reachable(s)
         assert host == reached
         socket.create_connection((host, port)).close()
