@@ -40,6 +40,19 @@ def parse_threads(text: str) -> int:
     return threads
 
 
+def parse_secret(text: str) -> str:
+    """What only some know.
+
+    Raises:
+        ValueError: everybody knows it, or nobody can send it in a header.
+    """
+    if not text or text != text.strip():
+        raise ValueError(
+            "a secret is not empty and has no white space around it; is what it comes from set?"
+        )
+    return text
+
+
 def parse_root_path(text: str) -> str:
     """What paths begin with: `/llm`, or nothing.
 

@@ -28,6 +28,7 @@ from pagefleet.setting import (
     parse_boolean,
     parse_origins,
     parse_root_path,
+    parse_secret,
     parse_size,
     parse_threads,
     setting,
@@ -116,7 +117,9 @@ class GatewaySettings(CellSettings, ModelSettings):
     gateway_endpoint: str = setting(
         lambda: f"ipc://{runtime_folder()}/gateways.sock", "where the scheduler meets gateways"
     )
-    api_key: str | None = setting(None, "clients must send this key; best set by the environment")
+    api_key: str | None = setting(
+        None, "clients must send this key; best set by the environment", convert=parse_secret
+    )
     api_key_file: str | None = setting(
         None, "TOML or JSON file of hashed keys with limits (`pagefleet_gateway.tenants`)"
     )
@@ -163,6 +166,7 @@ class GatewaySettings(CellSettings, ModelSettings):
     resume_secret: str | None = setting(
         None,
         "gateways with the same one resume each other's streams; best set by the environment",
+        convert=parse_secret,
     )
     shutdown_timeout: float = setting(30.0, "seconds that open streams have to end", least=0)
 
