@@ -39,6 +39,8 @@ class Prompt:
     """With logprobs, as far as they came in; the first has none."""
     cached: int | None = None
     """Tokens that came out of the prefix cache."""
+    embedding: bytes = b"null"
+    """As JSON, once it is there."""
 
 
 class Answer:
@@ -139,6 +141,8 @@ class Answer:
                 case Output(choice=index):
                     if item.finish is not None:
                         self._check_finish(item.finish)
+                        if form := self.generation.embedding:
+                            self._by_request[item.request].embedding = form.written(item.embedding)
                     self._learn_of_first_run(item)
                     for part in one_by_one(item) if self._reads_by_token else (item,):
                         if index in self._going:

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from pagefleet.settings import GatewaySettings
 from pagefleet_gateway.client import SchedulerClient
 from pagefleet_gateway.edge import Edge, KeyGuard
+from pagefleet_gateway.embeddings import EmbeddingRenderer, understand_embedding
 from pagefleet_gateway.errors import ApiError, http_error, internal_error
 from pagefleet_gateway.facts import Facts
 from pagefleet_gateway.gateway import Gateway
@@ -111,10 +112,12 @@ def routes(gateway: Gateway) -> list[Route]:
     completions = GenerationRoute(gateway, understand_completion)
     chat = GenerationRoute(gateway, understand_chat)
     responses = GenerationRoute(gateway, understand_response, ResponseRenderer)
+    embeddings = GenerationRoute(gateway, understand_embedding, EmbeddingRenderer)
     return [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/embeddings", embeddings, methods=["POST"]),
         Route("/v1/models", facts.models),
         Route("/v1/models/{name:path}", facts.model),
         Route("/tokenize", TokenizerRoute(gateway, tokenize), methods=["POST"]),

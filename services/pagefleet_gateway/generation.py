@@ -14,6 +14,7 @@ from msgspec import structs
 
 from pagefleet.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
 from pagefleet.wire import Submit
+from pagefleet_gateway.embedding_form import EmbeddingForm
 from pagefleet_gateway.errors import http_error
 from pagefleet_gateway.message import MessageForm
 from pagefleet_gateway.model import ServedModel
@@ -47,7 +48,7 @@ class Limits:
 class Generation:
     """A request that is understood."""
 
-    kind: Literal["completion", "chat", "response"]
+    kind: Literal["completion", "chat", "response", "embedding"]
     id: str
     """As the client sees it."""
     run: str
@@ -71,6 +72,8 @@ class Generation:
     """What was asked for by `/v1/responses`; `body` is the chat that it means."""
     message: MessageForm | None = None
     """How the text is to be parted; None: it is content."""
+    embedding: EmbeddingForm | None = None
+    """How the prompts' embeddings are to be written, where they are what is wanted."""
     keeps_special: bool = False
     """Special tokens are part of the text."""
     strict: bool = False

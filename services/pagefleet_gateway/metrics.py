@@ -187,6 +187,7 @@ class RequestTimer:
     def ended(self, now: float) -> None:
         """The request was answered in full."""
         usage = self.answer.usage
+        self.record.queued = self.answer.queued
         self.metrics.phases(self.record.phases(now))
         self.metrics.e2e_latency.observe(now - self.record.began)
         self.metrics.request_prompt_tokens.observe(usage.prompt_tokens)

@@ -13,6 +13,7 @@ import msgspec
 
 from pagefleet_gateway.dashboard import Status
 from pagefleet_gateway.edge import OPEN_PATHS
+from pagefleet_gateway.embedding_body import EmbeddingBody, EmbeddingList
 from pagefleet_gateway.errors import ErrorBody
 from pagefleet_gateway.facts import pagefleet_version
 from pagefleet_gateway.memory import Memory
@@ -87,6 +88,7 @@ OPERATIONS: Final = (
         {_JSON: InputTokens},
         ResponseBody,
     ),
+    Operation("/v1/embeddings", "The embeddings of texts.", {_JSON: EmbeddingList}, EmbeddingBody),
     Operation("/v1/models", "The models that are served.", {_JSON: ModelList}),
     Operation("/v1/models/{name}", "One model.", {_JSON: Model}, parameters=("name",)),
     Operation("/tokenize", "The token ids of a text or chat.", {_JSON: Tokenized}, TokenizeBody),

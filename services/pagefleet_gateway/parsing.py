@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from pagefleet_gateway.embedding_body import EmbeddingBody
 from pagefleet_gateway.errors import ApiError, bad_request
 from pagefleet_gateway.response_body import ResponseBody
 from pagefleet_gateway.schema import INERT, RENAMED, UNSUPPORTED, ChatBody, CompletionBody
@@ -38,7 +39,8 @@ def _fields(body: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.encode_name for field in msgspec.structs.fields(body))
 
 
-_ALL_KNOWN = {*UNSUPPORTED}.union(*map(_fields, (CompletionBody, ChatBody, ResponseBody)))
+_BODIES: Final = (CompletionBody, ChatBody, ResponseBody, EmbeddingBody)
+_ALL_KNOWN = {*UNSUPPORTED}.union(*map(_fields, _BODIES))
 _NEAR = 0.85
 _ERROR_PATH = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.(?P<path>.*)`)?$", re.DOTALL)
 _HINTS: Final = {

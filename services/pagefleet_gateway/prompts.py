@@ -27,25 +27,26 @@ MAX_PREDICTION: Final = 16_384
 """Tokens of a prediction that count: all of them are looked through at every step."""
 
 
-def completion_prompts(body: CompletionBody, model: ServedModel) -> list[list[int]]:
+def completion_prompts(
+    body: CompletionBody, model: ServedModel, field: str = "prompt"
+) -> list[list[int]]:
     """The ids of each prompt in the body.
 
-    Raises:
-        ApiError: 400 that names `prompt`.
+    field: where the route has its prompts. Raises ApiError, 400 that names the field.
     """
     prompt = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     texts = [entry for entry in prompt if isinstance(entry, str)]
     lists = [entry for entry in prompt if isinstance(entry, list)]
     ids = [entry for entry in prompt if isinstance(entry, int)]
     if len(prompt) not in (len(texts), len(lists), len(ids)):
-        raise bad_request("prompt mixes strings, token ids and lists of token ids.", "prompt")
+        raise bad_request(f"{field} mixes strings, token ids and lists of token ids.", field)
     if max(len(texts), len(lists)) > MAX_PROMPTS:
-        raise bad_request(f"prompt holds more than {MAX_PROMPTS} prompts.", "prompt")
+        raise bad_request(f"{field} holds more than {MAX_PROMPTS} prompts.", field)
     if texts:
-        return encode(texts, "prompt", model, body.add_special_tokens is not False)
+        return encode(texts, field, model, body.add_special_tokens is not False)
     prompts = lists or [ids]
     for tokens in prompts:
-        check_vocabulary(tokens, "prompt", model)
+        check_vocabulary(tokens, field, model)
     return prompts
 
 

@@ -30,8 +30,9 @@ class Record:
     generated_tokens: int = 0
     handed_over: float | None = None
     """When the scheduler was given it."""
-    queued: float = 0.0
-    """Seconds after that before it first ran; known with the first token."""
+    queued: float | None = None
+    """Seconds after that before it first ran; known with the first token, or where the end comes
+    without one."""
     first_token: float | None = None
     last_token: float = 0.0
     prompts: list[str] = field(default_factory=list)
@@ -39,19 +40,18 @@ class Record:
     answers: dict[int, str] = field(default_factory=dict)
 
     def phases(self, ended: float) -> list[tuple[str, float, float]]:
-        """What it waited for, from when until when. Without a token, the queue is all it saw."""
+        """What it waited for, from when until when: the queue, if nothing is known of its end."""
         if self.handed_over is None:
             return [("gateway", self.began, ended)]
         phases = [("gateway", self.began, self.handed_over)]
-        if self.first_token is None:
+        if self.queued is None:
             return [*phases, ("queue", self.handed_over, ended)]
-        ran = min(self.handed_over + self.queued, self.first_token)
-        return [
-            *phases,
-            ("queue", self.handed_over, ran),
-            ("prefill", ran, self.first_token),
-            ("decode", self.first_token, self.last_token),
-        ]
+        computed = ended if self.first_token is None else self.first_token
+        ran = min(self.handed_over + self.queued, computed)
+        phases += [("queue", self.handed_over, ran), ("prefill", ran, computed)]
+        if self.first_token is None:
+            return phases
+        return [*phases, ("decode", self.first_token, self.last_token)]
 
     def write_down(self, texts: dict[int, str]) -> None:
         """How the choices go on."""

@@ -37,6 +37,8 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_LISTED)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Word = Annotated[str, Meta(min_length=1)]
+Truncation = Annotated[int, Meta(ge=-1, le=_INT32_MAX)]
+Side: TypeAlias = Literal["left", "right"]
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model is to think, where its template can tell it."""
 
@@ -89,10 +91,20 @@ class Prediction(msgspec.Struct):
     content: str | list[ContentPart]
 
 
-class CommonBody(msgspec.Struct, kw_only=True):
-    """The fields that all routes share whose answers are generated."""
+class RequestBody(msgspec.Struct, kw_only=True):
+    """The fields that all routes share for which a model computes."""
 
     model: str | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=_INT32_MAX)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    timeout: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] | None = None
+    request_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    user: str | None = None
+
+
+class CommonBody(RequestBody, kw_only=True):
+    """The fields that all routes share whose answers are generated."""
+
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
@@ -112,11 +124,6 @@ class CommonBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=_INT32_MAX)] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
-    timeout: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] | None = None
-    request_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
-    user: str | None = None
     structured_outputs: StructuredOutputs | None = None
     prediction: Prediction | None = None
 
@@ -131,8 +138,8 @@ class GenerationBody(CommonBody, kw_only=True):
     early_stopping: bool | Literal["never"] | None = None
     max_tokens: Count | None = None
     stream_options: StreamOptions | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    truncation_side: Side | None = None
     prompt_logprobs: Alternatives | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -202,17 +209,21 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "chat_template": (),
     "context_management": ([],),
     "detokenize": (True,),
+    "embed_dtype": ("float32",),
+    "endianness": ("little", "native"),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "logits_processors": ([],),
     "logprob_token_ids": (),
     "modalities": (["text"],),
     "moderation": (),
+    "normalize": (True,),
     "prompt_embeds": (),
     "repetition_detection": (),
     "return_prompt_text": (False,),
     "suffix": ("",),
     "thinking_token_budget": (),
+    "use_activation": (True,),
     "vllm_xargs": ({},),
     "watermarking": (False,),
     "web_search_options": (),

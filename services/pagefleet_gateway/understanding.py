@@ -77,12 +77,12 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
     run = uuid4().hex
     return Generation(
         kind="completion",
-        id=_ID_PREFIXES["completion"] + _name(body, limits),
+        id=_ID_PREFIXES["completion"] + name_of(body, limits),
         run=run,
         model=model.name,
         body=body,
         prompts=prompts,
-        submits=_submits(run, body, model, prompts, params, best_of, limits),
+        submits=submits_of(run, body, model, prompts, params, best_of, limits),
         n=n,
         best_of=best_of,
         logprobs=body.logprobs,
@@ -164,12 +164,12 @@ def understand_conversation(
     run = uuid4().hex
     return Generation(
         kind=conversation.kind,
-        id=_ID_PREFIXES[conversation.kind] + _name(body, limits),
+        id=_ID_PREFIXES[conversation.kind] + name_of(body, limits),
         run=run,
         model=model.name,
         body=body,
         prompts=prompts,
-        submits=_submits(run, body, model, prompts, params, n, limits),
+        submits=submits_of(run, body, model, prompts, params, n, limits),
         n=n,
         best_of=n,
         logprobs=logprobs,
@@ -201,7 +201,8 @@ def _prompt(
     return newest_turns(body, model, tools.shown, field, limits.max_model_len - answer)
 
 
-def _name(body: GenerationBody, limits: Limits) -> str:
+def name_of(body: GenerationBody, limits: Limits) -> str:
+    """What the answer is called, behind the prefix of its kind."""
     return body.request_id or limits.request_id or uuid4().hex
 
 
@@ -233,7 +234,7 @@ def _room(
     return tokens
 
 
-def _submits(
+def submits_of(
     run: str,
     body: GenerationBody,
     model: ServedModel,
@@ -242,6 +243,7 @@ def _submits(
     choices: int,
     limits: Limits,
 ) -> list[Submit]:
+    """What the scheduler is asked for: of each prompt, as many choices of the same parameters."""
     tenant = limits.tenant
     salt = prefix_salt(tenant.digest, body.cache_salt)
     prediction = pack_ints(predicted(body, model))

@@ -9,6 +9,7 @@ import pytest
 
 from pagefleet.settings import GatewaySettings
 from pagefleet_gateway.app import build_gateway, routes
+from pagefleet_gateway.embedding_body import EmbeddingBody
 from pagefleet_gateway.openapi import document
 from pagefleet_gateway.response_body import ResponseBody
 from pagefleet_gateway.schema import ChatBody, CompletionBody
@@ -35,12 +36,12 @@ def test_every_reference_leads_somewhere() -> None:
     assert {"CompletionBody", "ChatBody", "ErrorBody"} <= names
 
 
-@pytest.mark.parametrize("body", [CompletionBody, ChatBody, ResponseBody])
+@pytest.mark.parametrize("body", [CompletionBody, ChatBody, ResponseBody, EmbeddingBody])
 def test_bodies_are_told_of_field_by_field(body: type[msgspec.Struct]) -> None:
     schema = DOCUMENT["components"]["schemas"][body.__name__]
     assert schema["properties"].keys() == set(body.__struct_fields__)
-    temperature = {"type": "number", "minimum": 0, "maximum": 2}
-    assert temperature in schema["properties"]["temperature"]["anyOf"]
+    deadline = {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400}
+    assert deadline in schema["properties"]["timeout"]["anyOf"]
 
 
 def test_open_routes_need_no_key() -> None:
