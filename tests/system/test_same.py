@@ -1,4 +1,6 @@
-"""A stream says all that an answer in one piece says: every field, whatever is asked for."""
+"""A stream says all that an answer in one piece says: every field, whatever is asked for; and chats
+are what the openai package expects, whose types of completions are stricter than OpenAI's API.
+"""
 
 import asyncio
 import json
@@ -8,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.system.assembled import assembled, comparable
 from tests.system.serving import Serving, pagefleet_serve
@@ -109,6 +112,10 @@ async def compare(client: httpx.AsyncClient, body: Json) -> bool:
     *events, done, rest = stream.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     chunks = [json.loads(event.partition("data: ")[2]) for event in events]
+    if "messages" in body:
+        ChatCompletion.model_validate(whole.json(), strict=True)
+        for chunk in chunks:
+            ChatCompletionChunk.model_validate(chunk, strict=True)
     assert comparable(assembled(chunks)) == comparable(whole.json()), body
     return True
 
