@@ -174,6 +174,7 @@ class Scheduler:
         Raises:
             AssertionError: one does not hold; that is a bug of ours.
         """
+        self.workers.check()
         self.placement.check(self.requests)
         self.admission.check()
         self.requests.check()

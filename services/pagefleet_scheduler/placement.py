@@ -1,5 +1,6 @@
 """Where sequences are: each waits in the one queue of the cell, or runs at one worker."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from pagefleet.wire import Plan
@@ -163,12 +164,22 @@ class Placement:
         assert len(placed) == len(running) + len(self.waiting)
         assert placed == {id(each) for request in requests for each in request.sequences.values()}
         self.waiting.check()
+        self.quarantine.check([*running, *self.waiting])
+        self._check_flights([*running, *self.waiting])
         assert all(each.slot is None and not each.table for each in self.waiting)
         assert all(
             self._planner_of(each) is planner
             for planner in self.planners
             for each in planner.running
         )
+
+    def _check_flights(self, sequences: Iterable[Sequence]) -> None:
+        """Each counts its rows that are under way, and those whose sample it counts on."""
+        flights = [flight for planner in self.planners for flight in planner.flights]
+        flying = Counter(row.sequence for flight in flights for row in flight.rows)
+        ahead = Counter(row.sequence for flight in flights for row in flight.rows if row.ahead)
+        assert all(each.flying == flying[each] for each in sequences)
+        assert all(each.ahead == ahead[each] for each in sequences)
 
     def _planner_of(self, sequence: Sequence) -> Planner:
         return next(planner for planner in self.planners if planner.epoch == sequence.epoch)

@@ -377,13 +377,10 @@ class Planner:
         assert len(taken) == len(self.running)
         self._slots.check(taken)
         assert self.running == sorted(self.running, key=lambda sequence: sequence.order)
-        for sequence in self.running:
-            assert (
-                0
-                <= sequence.computed
-                <= sequence.ordered
-                <= sequence.length + self.speculation.most
-            )
-            assert self.cache.blocks_for(sequence.ordered) <= len(sequence.table)
-            assert sequence.finish is None
         assert len(self.flights) <= self.depth
+        for sequence in self.running:
+            sequence.check()
+            assert sequence.finish is None
+            assert sequence.ordered <= sequence.length + self.speculation.most
+            assert self.cache.blocks_for(sequence.ordered) <= len(sequence.table)
+            assert sequence.indexed * self.cache.pool.block_size <= sequence.computed

@@ -111,6 +111,11 @@ class Quarantine:
         self.chance += len(self._cases) - len(unexplained)
         self._cases = unexplained
 
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Assert the invariant, given all sequences that go on: who is in a case is a suspect."""
+        suspects = {each for case in self._cases for each in case if each.finish is None}
+        assert suspects == {each for each in sequences if each.suspicion}
+
     def _forget_who_ended(self) -> None:
         """Suspects that ended otherwise; nobody will know what their cases were."""
         cases = ({each: None for each in case if each.finish is None} for case in self._cases)

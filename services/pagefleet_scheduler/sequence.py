@@ -305,6 +305,13 @@ class Sequence:
             keys={size: keys[:] for size, keys in self.keys.items()},
         )
 
+    def check(self) -> None:
+        """Assert the invariants of what it has at a worker."""
+        assert 0 <= self.computed <= self.ordered
+        assert self.table_sent <= len(self.table)
+        assert self.checksum == checksum(pack_ints(self.table))
+        assert self.opened or not self.table_sent
+
     def forget_run(self) -> None:
         """Return to having nothing but its tokens; whoever calls released its blocks and slot."""
         self.run += 1

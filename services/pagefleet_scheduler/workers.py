@@ -66,6 +66,10 @@ class Workers:
         known = (worker.planner.worker.fingerprint for worker in self)
         return bool(fingerprint) and any(each != fingerprint for each in known)
 
+    def check(self) -> None:
+        """Assert the invariant: each plans for the sequences that run there."""
+        assert [worker.planner for worker in self] == self._placement.planners
+
     # --- what they say --------------------------------------------------------------------------
 
     def hello(self, peer: bytes, hello: WorkerHello, now: float) -> None:
