@@ -45,13 +45,14 @@ class Facts:
         )
 
     async def models(self, request: Request) -> Response:
-        """The one model that is served."""
-        return as_json(ModelList([self._entry()]))
+        """The one model that is served, by all of its names."""
+        return as_json(ModelList([self._entry(name) for name in self._gateway.model.names]))
 
     async def model(self, request: Request) -> Response:
         """The model of that name, or 404."""
-        self._gateway.model.check_name(request.path_params["name"])
-        return as_json(self._entry())
+        name = request.path_params["name"]
+        self._gateway.model.check_name(name)
+        return as_json(self._entry(name))
 
     async def live(self, request: Request) -> Response:
         """The process runs."""
@@ -80,10 +81,10 @@ class Facts:
         """Of Pagefleet."""
         return as_json(Version(pagefleet_version()))
 
-    def _entry(self) -> Model:
+    def _entry(self, name: str) -> Model:
         model = self._gateway.model
         return Model(
-            id=model.name,
+            id=name,
             created=model.created,
             root=model.manifest.name,
             max_model_len=self._gateway.max_model_len,

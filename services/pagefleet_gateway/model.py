@@ -40,12 +40,14 @@ class ServedModel:
     """How it writes thoughts, by a name of `reasoning.THINKS_AT_ONCE`."""
     seeds: Random = field(default_factory=SystemRandom)
     """Draws those of requests that name none."""
+    aliases: tuple[str, ...] = ()
+    """By which it may be asked for as well."""
 
     @classmethod
     def load(
         cls,
         folder: Path,
-        name: str | None = None,
+        names: str | None = None,
         *,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
@@ -54,6 +56,7 @@ class ServedModel:
     ) -> Self:
         """Read a prepared folder; its own name and template count where none are given.
 
+        names: separated by commas; answers have the first.
         seed: begins the draws of seeds; without it they are the operating system's.
 
         Raises:
@@ -62,8 +65,9 @@ class ServedModel:
         """
         manifest = Manifest.load(folder)
         tokenizer = Tokenizer.load(folder)
+        name, *aliases = names.split(",") if names else [manifest.name]
         return cls(
-            name or manifest.name,
+            name,
             int(time.time()),
             manifest,
             tokenizer,
@@ -72,7 +76,13 @@ class ServedModel:
             tool_call_parser,
             reasoning_parser,
             SystemRandom() if seed is None else Random(seed),
+            tuple(aliases),
         )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All by which it may be asked for."""
+        return self.name, *self.aliases
 
     def check_name(self, name: str | None) -> None:
         """Let a request pass that names this model, or none.
@@ -80,7 +90,7 @@ class ServedModel:
         Raises:
             ApiError: 404; it names another.
         """
-        if name is not None and name != self.name:
+        if name is not None and name not in self.names:
             raise unknown_model(name)
 
     @property

@@ -46,7 +46,8 @@ def greeting(
 
     asked: what the user said. settings: what the services were told.
     """
-    name = settings.served_model_name or Manifest.load(Path(settings.model)).name
+    names = settings.served_model_name or Manifest.load(Path(settings.model)).name
+    name = names.partition(",")[0]
     scheme = "https" if settings.ssl_certfile else "http"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     pagefleet = os.path.abspath(sys.argv[0])

@@ -79,6 +79,18 @@ def parse_origins(text: str) -> str:
     return origins
 
 
+def parse_names(text: str) -> str:
+    """Names, separated by commas.
+
+    Raises:
+        ValueError: one is empty, or there twice.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len({*names}) < len(names):
+        raise ValueError(f"{text!r} holds a name that is empty, or one twice")
+    return ",".join(names)
+
+
 def setting(
     default: Any,
     help: str,

@@ -26,6 +26,7 @@ from pagefleet.setting import (
     help_of,
     metavar_of,
     parse_boolean,
+    parse_names,
     parse_origins,
     parse_root_path,
     parse_secret,
@@ -102,7 +103,9 @@ class GatewaySettings(CellSettings, ModelSettings):
         least=0,
         most=(1 << 31) - 1,
     )
-    served_model_name: str | None = setting(None, "the model's name in the API, if not its own")
+    served_model_name: str | None = setting(
+        None, "the model's name in the API, or several: a,b", convert=parse_names
+    )
     chat_template: str | None = setting(
         None, "a file with a jinja template for chats, in place of the model's own"
     )
@@ -124,10 +127,7 @@ class GatewaySettings(CellSettings, ModelSettings):
         None, "TOML or JSON file of hashed keys with limits (`pagefleet_gateway.tenants`)"
     )
     allowed_origins: str | None = setting(
-        None,
-        "origins whose pages may ask, separated by commas, for example https://chat.example.org; "
-        "* is any",
-        convert=parse_origins,
+        None, "origins whose pages may ask: https://a.org,https://b.org or *", convert=parse_origins
     )
     root_path: str = setting(
         "", "what a proxy leaves in front of paths, for example /llm", convert=parse_root_path

@@ -14,16 +14,20 @@ import pytest
 
 from pagefleet.settings import GatewaySettings
 from pagefleet_gateway.app import build_app, build_gateway
+from pagefleet_gateway.model import ServedModel
+from pagefleet_worker.prepare import prepare
 from tests.unit.gateway.fake_scheduler import FakeScheduler
 from tests.unit.gateway.served import echo_model
 
 PATHS = ["/v1/models", "/metrics", "/version", "/status", "/openapi.json", "/nowhere"]
 
 
-def ask(*requests: tuple[str, str, dict[str, Any]], **fields: Any) -> list[httpx.Response]:
+def ask(
+    *requests: tuple[str, str, dict[str, Any]], model: ServedModel | None = None, **fields: Any
+) -> list[httpx.Response]:
     """What an application with these settings answers, one request after the other."""
     fields = {"gateway_endpoint": "ipc:///nowhere/gateways.sock"} | fields
-    gateway = build_gateway(GatewaySettings(**fields), echo_model())
+    gateway = build_gateway(GatewaySettings(**fields), model or echo_model())
 
     async def talk() -> list[httpx.Response]:
         transport = httpx.ASGITransport(build_app(gateway))
@@ -214,3 +218,17 @@ def test_the_longest_sequence_is_bounded_before_any_worker_is_known() -> None:
     ):
         (answer,) = ask(get("/v1/models"), **fields)
         assert answer.json()["data"][0]["max_model_len"] == longest
+
+
+def test_a_model_is_known_by_all_of_its_names(tmp_path: Path) -> None:
+    folder = prepare("echo", tmp_path)
+    asked = [("POST", "/tokenize", {"json": {"prompt": "a", "model": n}}) for n in ("b/c", "echo")]
+    listed, entry, unknown, known, other = ask(
+        *(get(path) for path in ("/v1/models", "/v1/models/b/c", "/v1/models/echo")),
+        *asked,
+        model=ServedModel.load(folder, "a,b/c"),
+    )
+    entries = listed.json()["data"]
+    assert [(each["id"], each["root"]) for each in entries] == [("a", "echo"), ("b/c", "echo")]
+    assert entry.json() == entries[1]
+    assert [answer.status_code for answer in (unknown, known, other)] == [404, 200, 404]

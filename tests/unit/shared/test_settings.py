@@ -65,6 +65,8 @@ def test_what_is_wrong_is_said(
         (["--root-path=llm"], {}, "'llm' does not begin with /; write for example /llm"),
         (["--allowed-origins=https://a.org, b.org"], {}, "' b.org' is no origin; write for"),
         (["--allowed-origins=https://a.org/"], {}, "is no origin"),
+        (["--served-model-name=a,,b"], {}, "'a,,b' holds a name that is empty, or one twice"),
+        (["--served-model-name=a, a"], {}, "'a, a' holds a name that is empty, or one twice"),
         (["--allowed-origins=https://a.org:443"], {}, "is sent by no browser"),
         ([], {"PAGEFLEET_API_KEY": ""}, "PAGEFLEET_API_KEY: a secret is not empty"),
         (["--api-key", "key\n"], {}, "no white space around it"),
@@ -88,6 +90,9 @@ def test_what_is_right_is_taken() -> None:
         GatewaySettings, ["--root-path=/llm", "--allowed-origins=http://A.org:8080,*"], env
     )
     assert (told.root_path, told.allowed_origins) == ("/llm", "http://a.org:8080,*")
+    assert settings.parse(GatewaySettings, ["--served-model-name", "a, b/c"], {}) == (
+        GatewaySettings(served_model_name="a,b/c")
+    )
 
 
 def test_a_setting_has_all_of_its_names() -> None:
