@@ -108,8 +108,14 @@ def gguf_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
         tokenizer.normalizer = rule.normalizer()
     tokenizer.decoder = decoders.ByteLevel()
     _add_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []))
-    if metadata.get("tokenizer.ggml.add_bos_token", rule.add_bos):
-        _prepend_bos(tokenizer, tokens, metadata["tokenizer.ggml.bos_token_id"])
+    ends = {"bos": rule.add_bos, "eos": False}
+    added = {
+        end: metadata[f"tokenizer.ggml.{end}_token_id"]
+        for end, usual in ends.items()
+        if metadata.get(f"tokenizer.ggml.add_{end}_token", usual)
+    }
+    if added:
+        _enclose(tokenizer, {end: (tokens[token_id], token_id) for end, token_id in added.items()})
     return tokenizer
 
 
@@ -122,8 +128,13 @@ def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> No
             tokenizer.add_special_tokens([added]) if special else tokenizer.add_tokens([added])
 
 
-def _prepend_bos(tokenizer: Tokenizer, tokens: list[str], bos_token_id: int) -> None:
-    bos = tokens[bos_token_id]
+def _enclose(tokenizer: Tokenizer, added: dict[str, tuple[str, int]]) -> None:
+    """Have texts begin with the token `bos`, and end with `eos`, as those of models for embeddings
+    do.
+    """
+    before, after = ([added[end][0]] if end in added else [] for end in ("bos", "eos"))
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A", pair=f"{bos} $A {bos} $B:1", special_tokens=[(bos, bos_token_id)]
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *before, "$B:1", *after],
+        special_tokens=list(added.values()),
     )

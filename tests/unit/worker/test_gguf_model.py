@@ -202,6 +202,16 @@ def test_llama3s_cut_and_its_bos(tmp_path):
     assert gguf_model(without, "n").tokenizer.encode("he").tokens == ["he"]
 
 
+@pytest.mark.parametrize(("pre", "tokens"), [("smollm", []), ("llama-bpe", ["<s>"])])
+def test_the_end_that_a_model_for_embeddings_wants(tmp_path, pre, tokens):
+    """As llama.cpp converts Qwen3-Embedding, whose tokenizer.json ends texts with a token."""
+    path = gguf_file(tmp_path / "m.gguf", pre=pre, tokenizer__ggml__add_eos_token=True)
+    tokenizer = gguf_model(path, "m").tokenizer
+    assert tokenizer.encode("he").tokens == [*tokens, "he", "</s>"]
+    assert tokenizer.encode("").tokens == [*tokens, "</s>"]
+    assert tokenizer.encode("he", add_special_tokens=False).tokens == ["he"]
+
+
 @pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe"])
 def test_text_survives_the_tokenizer(tmp_path, pre):
     tokenizer = gguf_model(gguf_file(tmp_path / "m.gguf", pre=pre), "m").tokenizer
