@@ -142,10 +142,19 @@ class Generation:
         return bool(options and options.continuous_usage_stats)
 
 
-def ticket_of(generation: Generation, model: ServedModel, tenant: bytes) -> Ticket:
+def ticket_of(
+    generation: Generation, model: ServedModel, tenant: bytes, context: int = 0
+) -> Ticket:
     """What makes a stream again, besides its body."""
-    seed, fingerprint = generation.params.seed, model.manifest.fingerprint
-    return Ticket(generation.id, generation.created, generation.run, seed, fingerprint, tenant)
+    return Ticket(
+        generation.id,
+        generation.created,
+        generation.run,
+        generation.params.seed,
+        model.manifest.fingerprint,
+        tenant,
+        context,
+    )
 
 
 def resumed(
@@ -153,7 +162,7 @@ def resumed(
 ) -> Generation:
     """The same generation as the one that gave the ticket, for a client that has some of it.
 
-    Raises:
+    generation: what its body asks for in the ticket's context. Raises:
         ApiError: 410, another model wrote it, or it has other choices.
     """
     if ticket.model != model.manifest.fingerprint:
@@ -171,4 +180,11 @@ def resumed(
         )
         for number, submit in enumerate(generation.submits)
     ]
-    return replace(generation, id=ticket.answer, created=ticket.created, submits=submits, had=had)
+    return replace(
+        generation,
+        id=ticket.answer,
+        created=ticket.created,
+        submits=submits,
+        had=had,
+        shrinks=generation.shrinks and not ticket.context,
+    )

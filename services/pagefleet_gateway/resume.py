@@ -70,6 +70,9 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     """Fingerprint of the model that wrote it."""
     tenant: bytes
     """A digest; whose stream it is."""
+    context: int = 0
+    """Tokens that prompt and answer may have together, which the workers of its beginning could
+    hold; 0: none was known then."""
 
     def sign(self, secret: bytes, body: bytes) -> str:
         """The ticket as text without dots, valid for this body alone."""

@@ -91,33 +91,36 @@ class GenerationRoute(PostRoute):
         self, content: bytes, record: Record, last_event_id: bytes | None
     ) -> tuple[Answer, str]:
         """The answer to a body, and the ticket for the ids of its events if it is a stream."""
-        model, tenant = self._gateway.model, record.tenant
-        settings = self._gateway.settings
-        context = self._gateway.context
-        limits = Limits(
-            context.tokens,
-            tenant,
+        gateway, model, whose = self._gateway, self._gateway.model, record.tenant.digest or b""
+        name = (last_event_id or b"").decode("latin-1")  # some clients send an empty one at first
+        begun = read_event_id(name, gateway.resume_secret, content, whose) if name else None
+        limits = self._limits(record, begun[0].context if begun else 0)
+        generation = self._understand(content, model, limits)
+        record.tenant.check_priority(generation.body.priority or 0)
+        record.prompt_tokens = sum(map(len, generation.prompts))
+        if gateway.settings.log_prompts:
+            record.prompts = [model.tokenizer.decode(ids, False) for ids in generation.prompts]
+        if begun:
+            generation = resumed(generation, model, *begun)
+        answer = Answer(generation, model)
+        if not generation.body.stream or len(answer.choices) > MOST_CHOICES:
+            return answer, ""
+        known = gateway.client.link.longest is not None
+        ticket = ticket_of(generation, model, whose, limits.max_model_len if known else 0)
+        return answer, ticket.sign(gateway.resume_secret, content)
+
+    def _limits(self, record: Record, context: int) -> Limits:
+        """What holds for a request; `context`: the one that it began in, unless it is 0."""
+        settings, now = self._gateway.settings, self._gateway.context
+        return Limits(
+            context or now.tokens,
+            record.tenant,
             record.id,
             settings.max_choices,
             settings.max_logprobs,
             settings.strict_openai,
-            context.bound,
+            now.bound,
         )
-        generation = self._understand(content, model, limits)
-        tenant.check_priority(generation.body.priority or 0)
-        record.prompt_tokens = sum(map(len, generation.prompts))
-        if settings.log_prompts:
-            record.prompts = [model.tokenizer.decode(ids, False) for ids in generation.prompts]
-        if not generation.body.stream:
-            return Answer(generation, model), ""
-        secret, whose = self._gateway.resume_secret, tenant.digest or b""
-        if last_event_id:  # some clients send an empty one at first
-            name = last_event_id.decode("latin-1")
-            generation = resumed(generation, model, *read_event_id(name, secret, content, whose))
-        answer = Answer(generation, model)
-        if len(answer.choices) > MOST_CHOICES:
-            return answer, ""
-        return answer, ticket_of(generation, model, whose).sign(secret, content)
 
 
 @dataclass

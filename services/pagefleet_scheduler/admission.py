@@ -56,7 +56,7 @@ class Admission:
             return
         full = self._placement.waiting.is_full_for(submit.tenant, self.room)
         self._requests.begin(request, submit.choices)
-        if submit.attempt > 1:
+        if submit.attempt > 1 or submit.continues:
             return  # it was taken in before, perhaps by another scheduler, with other workers
         if full:
             text = "Too many requests wait already."

@@ -137,6 +137,8 @@ class FakeScheduler:
     refusal: str | None = None
     """Why no gateway is let in."""
     workers: int = 1
+    longest: int = 4096
+    """Tokens of a sequence that they can hold."""
     submits: list[Submit] = field(default_factory=list)
     aborts: list[Abort] = field(default_factory=list)
     running: dict[str, Running] = field(default_factory=dict)
@@ -195,7 +197,7 @@ class FakeScheduler:
         )
         engines = [stats] * self.workers
         steps = CellStats([1] * (len(STEP_BOUNDS) + 1), 500, 1, 2, 3, 4, 5, 6_500_000)
-        longest = 4096 if self.workers else 0
+        longest = self.longest if self.workers else 0
         return Pulse(
             self.epoch, self.workers, running, 0, longest, unknown, False, engines, cell=steps
         )

@@ -5,12 +5,13 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from pagefleet_gateway.resume import MOST_CHOICES
 from pagefleet_gateway.understanding import STREAM_WINDOW
 from pagefleet_worker.prepare import prepare
-from tests.unit.gateway.test_app import Cell, running_cell
+from tests.unit.gateway.test_app import Cell, running_cell, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,8 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
 
 def events(cell: Cell, body: dict[str, Any], last_id: str = "") -> list[tuple[str, Any]]:
     """(id, choice) of the events of a stream, from the beginning or behind an id."""
-    with cell.stream(headers={"Last-Event-ID": last_id}, **body) as response:
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    with cell.stream(path, {"Last-Event-ID": last_id}, **body) as response:
         *written, done, rest = response.read().decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     pairs = [each.removeprefix("id: ").rsplit("data: ", 1) for each in written]
@@ -52,3 +54,29 @@ def test_what_events_take_does_not_grow_without_bound(cell: Cell, prompts: int) 
     told = events(cell, {"prompt": ["ab"] * prompts, "n": 2, "max_tokens": 3, "temperature": 1})
     assert sum(each["finish_reason"] == "length" for _, each in told) == 2 * prompts
     assert all(bool(name) == (2 * prompts <= MOST_CHOICES) for name, _ in told)
+
+
+def said(chat: list[tuple[str, Any]]) -> str:
+    return "".join(each["delta"].get("content", "") for _, each in chat)
+
+
+def hold(cell: Cell, tokens: int) -> None:
+    """Let workers hold sequences of so many tokens, and the gateway know it."""
+    cell.scheduler.longest = tokens
+    models = f"{cell.url}/v1/models"
+    wait_until(lambda: httpx.get(models).json()["data"][0]["max_model_len"] == tokens)
+
+
+@pytest.mark.parametrize("fields", [{}, {"truncate_prompt_tokens": -1}, {"max_tokens": 20}])
+def test_a_stream_is_as_long_as_it_began_whatever_workers_are_left(
+    cell: Cell, fields: dict[str, Any]
+) -> None:
+    """Those that can hold less, or more, compute another prompt, or another end of the answer."""
+    body = {"messages": [{"role": "user", "content": "abc" * 20}], "seed": 1} | fields
+    hold(cell, 120)
+    whole = events(cell, body)
+    for now in (90, 400):
+        hold(cell, now)
+        rest = events(cell, body, whole[7][0])
+        assert said(rest) == said(whole[8:])
+    hold(cell, 4096)
