@@ -4,6 +4,8 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from pagefleet.params import Guide, SamplingParams
 from pagefleet.wire import (
     ChoiceState,
@@ -21,6 +23,9 @@ from pagefleet_gateway.link import News
 from pagefleet_scheduler.decoding import concatenate, finish_of
 from pagefleet_worker.echo_decoder import echo_embedding, echo_prompt_logprobs, echo_tokens
 from tests.echo_cell import DECODER, echo_beams
+
+PREDICTED = 0.3
+"""Share of the requests that come with a prediction of their answer."""
 
 LONGEST = 48
 """Tokens of the longest sequence that anybody asks for."""
@@ -194,19 +199,32 @@ FORMS: dict[str, dict[str, object]] = {
 
 
 def make_submit(name: str, form: str, draw: random.Random, **fixed: int) -> Submit:
-    """A request of a form; many begin with the same tokens."""
+    """A request of a form, of one of a few tenants; many begin with the same tokens."""
     fields = {"max_tokens": draw.randint(1, 14), "seed": draw.randrange(2**64)} | fixed
     fields |= FORMS[form]  # type: ignore[arg-type]
     choices: int = fields.pop("choices", 1)
     fields["min_tokens"] = min(fields.get("min_tokens", 0), fields["max_tokens"])
     prompt = [7] * draw.randint(0, 12) + [draw.randrange(200) for _ in range(draw.randint(1, 14))]
-    window = draw.choice([0, 0, 2, 5]) if "beam" not in form else 0
-    return Submit(
+    tenant = draw.choice(["", "", "a", "b"])
+    submit = Submit(
         name,
         0,
         pack_ints(prompt[: LONGEST - fields["max_tokens"]]),
         SamplingParams(**fields),
         [ChoiceState(choice) for choice in range(choices)],
+        priority=draw.choice([0, 0, 0, -2, 3]),
         salt=draw.choice([b"", b"", b"tenant"]) if "beam" not in form else b"",
-        window=window,
+        window=draw.choice([0, 0, 2, 5]) if "beam" not in form else 0,
+        tenant=tenant,
+        weight={"a": 0.1, "b": 5.0}.get(tenant, 1.0),
     )
+    if draw.random() < PREDICTED:
+        submit = replace(submit, prediction=pack_ints(predict(submit, draw)))
+    return submit
+
+
+def predict(submit: Submit, draw: random.Random) -> list[int]:
+    """What a client takes for the answer: most of it, with other tokens in places."""
+    tokens = expect(submit)[0].tokens
+    start = draw.randint(0, len(tokens))
+    return [draw.randrange(200) if draw.random() < 0.15 else token for token in tokens[start:]]

@@ -65,7 +65,7 @@ def test_more_than_the_queue_holds_is_refused_at_once(lost: str | None) -> None:
         faults.append(Mangle(0.3, Mangling("drop", lost, chance=0.5, times=9), seconds=0.3))
     cell = run(replace(calm("seeded"), wishes=wishes, slots=2, room=Room(4, 10_000), faults=faults))
     refused = [client for client in cell.clients if client.rejected is not None]
-    assert 4 <= len(refused) <= 14
+    assert 1 <= len(refused) <= 14
     assert all(client.times[-1] < 0.4 for client in refused if lost is None)
 
 
