@@ -48,6 +48,8 @@ class Listener:
     def __init__(self, socket: _Socket, endpoint: str) -> None:
         self._socket, self._endpoint = socket, endpoint
         self._look_due = 0.0
+        self._trouble = ""
+        """Why it cannot be found, as it was said last."""
         self._lock: int | None = None
         self._file: tuple[int, int] | None = None
         """Device and inode of the Unix socket, while it listens there."""
@@ -82,8 +84,11 @@ class Listener:
         except TakenError:
             raise
         except EndpointError as error:
-            log.warning("nobody can join where the file was deleted: %s", error)
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                log.warning("nobody can join where the file was deleted: %s", error)
         else:
+            self._trouble = ""
             log.warning("%s was deleted; it is there again", self._endpoint)
 
     def close(self) -> None:
@@ -95,7 +100,11 @@ class Listener:
     def _claim(self) -> None:
         _make_folder(self._endpoint, self._path.parent)
         self._hold()
-        if _is_listened_at(self._path):
+        try:
+            is_taken = _is_listened_at(self._path)
+        except OSError as error:
+            raise self._refusal(error) from error
+        if is_taken:
             raise TakenError(self._endpoint)
         self._bind()
         self._file = _identity(self._path)

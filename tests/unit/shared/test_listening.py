@@ -1,6 +1,7 @@
 """Who listens at a Unix socket: one process, and one that is found, whatever files are deleted."""
 
 import os
+import resource
 import shutil
 import socket
 import threading
@@ -155,9 +156,30 @@ def test_one_that_cannot_be_found_again_says_so_and_goes_on(
         assert wait_for(lambda: peer.send(b"early"))
         shutil.rmtree(folder)
         folder.write_text("in the way")
-        hub.stay_found(time.monotonic())
-        assert "cannot be made" in caplog.text
+        now = time.monotonic()
+        for after in (0, 10, 20):
+            hub.stay_found(now + after)
+        assert caplog.text.count("cannot be made") == 1
         assert peer.send(b"still")
+
+
+def test_one_that_has_no_descriptor_left_says_so_and_is_found_later(
+    context: Context, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = f"ipc://{folder}/hub.sock"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with closing(Hub(endpoint, context)) as hub:
+        delete_socket(folder)
+        now = time.monotonic()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            hub.stay_found(now)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert caplog.text.count("Too many open files") == 1
+        hub.stay_found(now + 10)
+        with closing(Peer(endpoint, context)) as peer:
+            assert wait_for(lambda: peer.send(b"hello"))
 
 
 def test_a_folder_that_cannot_be_made(context: Context) -> None:
