@@ -24,6 +24,7 @@ from pagefleet_worker.shares import WHOLE, Cut, Share
 
 _READABLE = (torch.float32, torch.bfloat16, torch.float16)
 
+_INNER = "model."
 _EMBEDDING = "model.embed_tokens.weight"
 
 Progress = Callable[[int, int], None]
@@ -218,17 +219,23 @@ def _open(files: Weights, config: DecoderConfig) -> Source:
 
 
 class SafetensorsSource:
-    """Any number of safetensors files that hold one model."""
+    """Any number of safetensors files that hold one model.
+
+    What was saved without its head, as models for embeddings are, has no `model.` before its names.
+    """
 
     def __init__(self, paths: tuple[str, ...]) -> None:
         files: list[Any] = [safe_open(path, framework="pt") for path in paths]
-        self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+        held = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+        prefix = "" if any(name.startswith(_INNER) for name in held) else _INNER
+        self._tensors = {prefix + name: (file, name) for name, file in held.items()}
 
     def copy(self, name: str, target: Tensor) -> None:
         """Fill `target` with the tensor `name`; see `Source`."""
-        if name not in self._files:
+        if name not in self._tensors:
             raise ModelError(f"The weights lack the tensor {name!r} that the config asks for.")
-        tensor = self._files[name].get_tensor(name)
+        file, own_name = self._tensors[name]
+        tensor = file.get_tensor(own_name)
         if tensor.dtype not in _READABLE:
             raise ModelError(f"The tensor {name!r} is {tensor.dtype}: quantized, unsupported.")
         if tensor.shape != target.shape:

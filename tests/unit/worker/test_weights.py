@@ -85,6 +85,14 @@ def test_safetensors(name: str, dtype: torch.dtype, small_model: Callable[[str],
     assert (weights.head is weights.embedding) == (name == "llama-tied")
 
 
+def test_a_model_without_a_head(tmp_path: Path, small_model: Callable[[str], Path]) -> None:
+    """As Qwen3-Embedding is published: its names lack the prefix."""
+    model = AutoModelForCausalLM.from_pretrained(small_model("llama-tied"), dtype=torch.float32)
+    model.model.save_pretrained(tmp_path)
+    assert "norm.weight" in load_file(tmp_path / "model.safetensors")
+    assert_equal(load(files_of(tmp_path), config_of(tmp_path)), model.state_dict())
+
+
 def test_shards(tmp_path: Path, small_model: Callable[[str], Path]) -> None:
     model = AutoModelForCausalLM.from_pretrained(small_model("qwen3"), dtype=torch.float32)
     model.save_pretrained(tmp_path, max_shard_size="100KB")
