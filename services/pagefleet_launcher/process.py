@@ -18,6 +18,9 @@ from pagefleet.tether import tethered
 from pagefleet_launcher.saying import say
 from pagefleet_launcher.signs import Signs
 
+LONGEST_LINE = 2**20
+"""Bytes of a line; of a longer one the pieces are lines."""
+
 _OUTPUT_AFTER_DEATH = 1.0  # seconds that the last lines of a dead process may take
 
 
@@ -131,6 +134,9 @@ class _Output(asyncio.Protocol):
         self.kept += data
         if self._name is not None:
             *lines, self.kept = self.kept.split(b"\n")
+            if len(self.kept) > LONGEST_LINE:
+                lines.append(self.kept)
+                self.kept = b""
             for line in lines:
                 say(self._name, line.decode(errors="replace"))
 
