@@ -51,6 +51,8 @@ class Departures:
 
         Only streams that may not run ahead without limit are resumed.
         """
+        if not request.window or not repeatable(request):
+            return
         known = request.finished | request.sequences
         outputs = {
             choice: Sequence(
@@ -65,7 +67,7 @@ class Departures:
             for choice, sequence in known.items()
             if sequence.outputs
         }
-        if not outputs or not request.window or not repeatable(request):
+        if not outputs:
             return
         self._drop(request.id)
         size = sum(_size(sequence) for sequence in outputs.values())

@@ -27,11 +27,12 @@ PROMPT_SECONDS = 1.0
 machine are limited by tokens, large ones by this."""
 
 SECONDS_BESIDE = 0.15
-"""The same beside sequences that decode: for so long they get nothing. But a step may take"""
+"""The same beside sequences that decode: for so long they get nothing."""
 
 SHARE_BESIDE = 1 / 3
-"""such a share of all prompts, if that is more. Each step has a token for all that decode, so that
-many small ones would delay the last prompt of a crowd."""
+"""Of all prompts that wait, which a step beside them may compute even if that takes longer: each
+step has a token for all that decode, so that many small ones would delay the last prompt of a
+crowd."""
 
 LEAST_OF_PROMPTS = 64
 """Tokens of prompts that a step may have however long they take: few cost as much as these. The

@@ -192,7 +192,7 @@ class Planner:
         pool = self.cache.pool
         pool.settle()
         writer = self._turn(preempted)
-        if not writer.planned and pool.settling:
+        if not writer.planned and pool.settling:  # of whoever was preempted just now
             pool.settle()
             writer = self._turn(preempted)
         if not writer.planned:
@@ -213,6 +213,7 @@ class Planner:
         return self._waits
 
     def _turn(self, preempted: list[Sequence]) -> PlanWriter:
+        """Rows for whoever's turn it is; none if none of them can have one."""
         writer = PlanWriter(self.checking)
         for sequences in turns(self.running, self.flights, self._step, self.trial):
             self._fill(writer, sequences, preempted)
@@ -223,6 +224,11 @@ class Planner:
     def _fill(
         self, writer: PlanWriter, sequences: list[Sequence], preempted: list[Sequence]
     ) -> None:
+        """Give rows to these, in their order, until the step is full.
+
+        `budget` is what is left of its tokens, `single` of them for sequences still to come that
+        need one, `prompts` at most for those that need more; `spare` are logits left for drafts.
+        """
         able = [(sequence, pending) for sequence in sequences if (pending := sequence.pending) > 0]
         budget = self.worker.max_batched_tokens
         counts = [pending for _, pending in able]

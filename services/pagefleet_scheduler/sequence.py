@@ -120,43 +120,61 @@ class Sequence:
     """The prompt and the outputs that are known."""
     logprobs: list[Logprobs] = field(default_factory=list)
     """Of the outputs since `base`, where they were asked for."""
+    finish: Finish | None = None
+    candidates: Logprobs | None = None
+    """Of a beam: its likely next tokens, until all beams of the search have theirs."""
+
+    # --- what its gateway has, and takes ---
     base: int = 0
     """Outputs that the gateway already had when it submitted."""
-    allowed: int | None = None
-    """Outputs that its gateway takes for now; None: any number. `allow` changes it."""
-    limit: int = field(init=False)
-    """Tokens, with those of the prompt, that it may have for now."""
     sent: int = 0
     """Outputs sent to the gateway."""
     sent_before: int = 0
     """Outputs that had been sent when its last beat came: by the next it must have them."""
+    allowed: int | None = None
+    """Outputs that its gateway takes for now; None: any number. `allow` changes it."""
+    limit: int = field(init=False)
+    """Tokens, with those of the prompt, that it may have for now."""
+
+    # --- how far it is ---
+    ordered: int = 0
+    computed: int = 0
     ahead: int = 0
     """Samples that are ordered and whose values are not back."""
     flying: int = 0
     """Rows whose results are not back; until they are, a sequence that waits is not let in."""
-    ordered: int = 0
-    computed: int = 0
     run: int = 0
     """Counts how often it lost its blocks."""
-    table: "array[int]" = field(default_factory=lambda: array("i"))
-    checksum: int = 0
-    """Of the table."""
+    cached: int = 0
+    """Prompt tokens that its first run found in the prefix cache."""
+
+    # --- its place at a worker ---
     epoch: int = 0
     """Of the worker that runs it, or ran it last."""
+    numerics: Numerics = 0
+    """The class of the worker where it last ran, or of its tokens if somebody has any."""
     slot: int | None = None
     """At the worker that runs it."""
     opened: bool = False
     """Whether the worker was told of the slot."""
+    table: "array[int]" = field(default_factory=lambda: array("i"))
+    """Its block table."""
+    checksum: int = 0
+    """Of the table."""
     table_sent: int = 0
     """Entries of the table that the worker was told."""
     indexed: int = 0
     """Full blocks of this run that went through the prefix index."""
     history: History = b""
     """What its next block to be indexed continues."""
-    numerics: Numerics = 0
-    """The class of the worker where it last ran, or of its tokens if somebody has any."""
-    cached: int = 0
-    """Prompt tokens that its first run found in the prefix cache."""
+
+    # --- what is found again of its tokens ---
+    keys: dict[int, list[BlockKey]] = field(default_factory=dict)
+    """Of its full blocks, as far as somebody asked, by the size of blocks: workers may differ."""
+    lookup: PromptLookup | None = None
+    """Where its drafts come from, once some were asked for."""
+
+    # --- the deaths of its workers ---
     lost: float | None = None
     """When its worker was lost; None once it has got a token since."""
     proven: bool = False
@@ -167,13 +185,6 @@ class Sequence:
     """Of workers while it ran alone, since its last token."""
     excused: int = 0
     """Deaths of workers by chance before the first of these."""
-    candidates: Logprobs | None = None
-    """Of a beam: its likely next tokens, until all beams of the search have theirs."""
-    finish: Finish | None = None
-    keys: dict[int, list[BlockKey]] = field(default_factory=dict)
-    """Of its full blocks, as far as somebody asked, by the size of blocks: workers may differ."""
-    lookup: PromptLookup | None = None
-    """Where its drafts come from, once some were asked for."""
 
     def __post_init__(self) -> None:
         """Know the limit."""
