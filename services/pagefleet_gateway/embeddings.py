@@ -39,6 +39,9 @@ def understand_embedding(content: bytes, model: ServedModel, limits: Limits) -> 
     parsed = parse(content, EmbeddingBody)
     asked, body = parsed.body, _as_completion(parsed.body)
     check_shared(body, model, limits)
+    if not model.manifest.embeds:
+        text = "This model's embeddings are more than the states of last tokens, all that is here."
+        raise bad_request(text, "model", "unsupported")
     most = limits.max_model_len
     prompts = truncated(body, completion_prompts(body, model, "input"), most)
     if (longest := max(map(len, prompts))) > most:

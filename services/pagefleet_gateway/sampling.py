@@ -32,6 +32,9 @@ def sampling_params(
     Raises:
         ApiError: 400 that names the field.
     """
+    if not model.manifest.writes:
+        text = "This model has no head that chooses tokens; ask it for embeddings."
+        raise bad_request(text, "model", "unsupported")
     defaults = model.manifest.sampling
     allowed = body.allowed_token_ids
     beams = beams_of(body)

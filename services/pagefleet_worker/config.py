@@ -66,6 +66,8 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
     activation = values.get("hidden_act", "silu")
     if activation != "silu":
         raise ModelError(f"The activation {activation!r} is not supported; only 'silu' is.")
+    if values.get("is_causal") is False:
+        raise ModelError("Its tokens see those that follow them; only causal attention is served.")
     raw = _convert(values, _HfConfig)
     if raw.num_attention_heads % (raw.num_key_value_heads or 1):
         raise ModelError(

@@ -20,6 +20,8 @@ _WHEEL_ROOM = 192 * 10**6  # bytes of the wheel and of what is taken out of it
 
 _LOG = logging.getLogger(__name__)
 _HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja"]
+_HUB_IGNORED = ["*/*.safetensors", "*/*.jinja"]
+"""Folders hold other forms of the weights, but also what `sentence_modules` reads."""
 
 
 class DownloadError(RuntimeError):
@@ -83,7 +85,7 @@ def fetch_from_hub(model_id: str) -> Path:
     _LOG.info("Fetching %s from the Hugging Face hub.", model_id)
     try:
         return Path(
-            snapshot_download(model_id, allow_patterns=_HUB_PATTERNS, ignore_patterns="*/*")
+            snapshot_download(model_id, allow_patterns=_HUB_PATTERNS, ignore_patterns=_HUB_IGNORED)
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]

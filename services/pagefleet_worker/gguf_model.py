@@ -4,6 +4,7 @@ The keys are those of the GGUF specification (ggml, docs/gguf.md) under the arch
 the config is in Hugging Face's terms.
 """
 
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,16 @@ _MODEL_CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 _END_OF_TURN_KEYS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+
+class _Pooling(IntEnum):
+    """`<architecture>.pooling_type` of a model for embeddings."""
+
+    NONE = 0
+    MEAN = 1
+    CLS = 2
+    LAST = 3
+    RANK = 4
 
 
 def gguf_model(path: Path, name: str) -> ModelFiles:
@@ -41,7 +52,13 @@ def gguf_model(path: Path, name: str) -> ModelFiles:
         special_tokens=named,
         chat_template=metadata.get("tokenizer.chat_template"),
         end_of_turn_ids=tuple(metadata[key] for key in _END_OF_TURN_KEYS if key in metadata),
+        embeds=_pooling(metadata) in (_Pooling.NONE, _Pooling.LAST),
     )
+
+
+def _pooling(metadata: dict[str, Any]) -> int:
+    pooling: int = metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0)
+    return pooling
 
 
 def _config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[str, Any]:

@@ -4,8 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from pagefleet.manifest import CONFIG_FILE, GENERATION_CONFIG_FILE, Weights
+from pagefleet_worker.config import ARCHITECTURES
 from pagefleet_worker.hf_tokenizer import hf_tokenizer
 from pagefleet_worker.model_files import ModelError, ModelFiles, read_json
+from pagefleet_worker.sentence_modules import is_last_token_embedding
+
+_EMBEDDING = "embed_tokens.weight"
+"""Its name where there is nothing around the layers."""
 
 
 def hf_model(folder: Path, name: str) -> ModelFiles:
@@ -14,6 +19,9 @@ def hf_model(folder: Path, name: str) -> ModelFiles:
     if config is None:
         raise ModelError(f"{folder} lacks config.json: it is no model in Hugging Face's layout.")
     weights = _weight_files(folder)
+    writes = _has_head(config, weights)
+    if not writes:  # so that there is one to load; nobody asks it
+        config = config | {"tie_word_embeddings": True}
     own = hf_tokenizer(folder)
     return ModelFiles(
         name=name,
@@ -23,6 +31,8 @@ def hf_model(folder: Path, name: str) -> ModelFiles:
         special_tokens=own.special_tokens,
         chat_template=own.chat_template,
         generation_config=read_json(folder / GENERATION_CONFIG_FILE) or {},
+        writes=writes,
+        embeds=is_last_token_embedding(folder),
     )
 
 
@@ -34,6 +44,17 @@ def _with_common_names(config: dict[str, Any]) -> dict[str, Any]:
     own = CONFIG_MAPPING[architecture].attribute_map if architecture in CONFIG_MAPPING else {}
     names = {name: own.get(name) for name in ("vocab_size", "max_position_embeddings")}
     return {name: config[theirs] for name, theirs in names.items() if theirs in config} | config
+
+
+def _has_head(config: dict[str, Any], weights: tuple[str, ...]) -> bool:
+    """Not so where a model of the decoder's was saved for embeddings, as its layers alone."""
+    from safetensors import safe_open
+
+    if config.get("model_type") not in ARCHITECTURES or config.get("tie_word_embeddings"):
+        return True
+    files: list[Any] = [safe_open(path, framework="np") for path in weights]
+    names = {name for file in files for name in file.keys()}  # noqa: SIM118
+    return "lm_head.weight" in names or _EMBEDDING not in names
 
 
 def _weight_files(folder: Path) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ class ModelFiles:
 
     config: in Hugging Face's terms. special_tokens: `bos_token`, `eos_token` and the others that
     the tokenizer names, as text. end_of_turn_ids: ids that end a chat turn beyond those that
-    config, generation_config and `eos_token` name.
+    config, generation_config and `eos_token` name. writes, embeds: see `Manifest`.
     """
 
     name: str
@@ -46,6 +46,8 @@ class ModelFiles:
     chat_template: str | None = None
     generation_config: dict[str, Any] = field(default_factory=dict)
     end_of_turn_ids: tuple[int, ...] = ()
+    writes: bool = True
+    embeds: bool = True
 
     def write(self, folder: Path) -> None:
         """Write the prepared model into `folder`, which exists and is empty."""
@@ -71,6 +73,8 @@ class ModelFiles:
             eos_token_ids=self._eos_token_ids(),
             sampling=self._sampling_defaults(),
             fingerprint=fingerprint,
+            writes=self.writes,
+            embeds=self.embeds,
         )
 
     def _required(self, key: str) -> Any:

@@ -40,14 +40,17 @@ class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Manifest(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
     """A prepared model.
 
     name: what clients call it. architecture: the `model_type` of its config. vocab_size: rows of
     the embedding, at least as many as the tokenizer knows. max_model_len: tokens of prompt and
     output together. bos_token, eos_token: what the chat template is given under these names.
     eos_token_ids: every id that ends a generation. fingerprint: hexadecimal SHA-256; processes
-    that serve the same model agree on it.
+    that serve the same model agree on it. writes: whether it has a head, which chooses tokens.
+    embeds: whether its embeddings are what its layers make of last tokens, as far as is known.
     """
 
     format_version: int
@@ -61,6 +64,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     eos_token_ids: tuple[int, ...]
     sampling: SamplingDefaults
     fingerprint: str
+    writes: bool = True
+    embeds: bool = True
 
     @classmethod
     def load(cls, folder: Path) -> Self:

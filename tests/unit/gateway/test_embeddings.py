@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,18 @@ import httpx
 import jsonschema
 import openai
 import pytest
+from msgspec import structs
 
 from pagefleet.wire import unpack_floats, unpack_ints
 from pagefleet_gateway.embedding_form import EmbeddingForm
 from pagefleet_gateway.embeddings import understand_embedding
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.generation import Generation, Limits
+from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.prompts import MAX_PROMPTS
+from pagefleet_gateway.response_input import understand_response
 from pagefleet_gateway.tenants import prefix_salt
-from pagefleet_gateway.understanding import understand_completion
+from pagefleet_gateway.understanding import understand_chat, understand_completion
 from pagefleet_worker.prepare import prepare
 from tests.unit.gateway.fake_scheduler import expected_embedding
 from tests.unit.gateway.served import echo_model
@@ -125,6 +129,33 @@ def test_all_else_is_refused_by_name(field: str, value: Any) -> None:
 def test_another_route_has_none_of_its_fields() -> None:
     with pytest.raises(ApiError, match="dimensions does not belong to this route"):
         understand_completion(b'{"prompt": "a", "dimensions": 5}', echo_model(), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("understand", "body"),
+    [
+        (understand_completion, b'{"prompt": "a"}'),
+        (understand_chat, b'{"messages": [{"role": "user", "content": "a"}]}'),
+        (understand_response, b'{"input": "a"}'),
+    ],
+)
+def test_a_model_without_a_head_gives_nothing_else(understand: Any, body: bytes) -> None:
+    model = model_that(writes=False)
+    with pytest.raises(ApiError, match="no head that chooses tokens") as refused:
+        understand(body, model, LIMITS)
+    assert (refused.value.status, refused.value.param) == (400, "model")
+    assert understand_embedding(b'{"input": "a"}', model, LIMITS).prompts == [[97]]
+
+
+def test_a_model_whose_embeddings_are_made_otherwise_gives_none() -> None:
+    with pytest.raises(ApiError, match="more than the states of last tokens") as refused:
+        understand_embedding(b'{"input": "a"}', model_that(embeds=False), LIMITS)
+    assert (refused.value.status, refused.value.param) == (400, "model")
+
+
+def model_that(**says: bool) -> ServedModel:
+    model = echo_model()
+    return replace(model, manifest=structs.replace(model.manifest, **says))
 
 
 def test_a_worker_that_gave_none_is_our_fault() -> None:

@@ -32,6 +32,13 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert Manifest.load(tmp_path) == MANIFEST
 
 
+def test_what_is_usual_is_not_said(tmp_path):
+    """So that a Pagefleet of before reads it."""
+    MANIFEST.save(tmp_path)
+    said = json.loads((tmp_path / MANIFEST_FILE).read_text())
+    assert said.keys().isdisjoint({"writes", "embeds"})
+
+
 def test_a_folder_without_one_is_no_prepared_model(tmp_path):
     with pytest.raises(ManifestError, match=r"lacks pagefleet\.json\. Prepare the model again"):
         Manifest.load(tmp_path)

@@ -37,6 +37,7 @@ def test_silent_fields_have_transformers_defaults() -> None:
     [
         ({"model_type": "mamba"}, "architecture 'mamba' is not supported; these are: llama"),
         ({"hidden_act": "gelu"}, "activation 'gelu' is not supported"),
+        ({"is_causal": False}, "only causal attention is served"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope variant 'longrope' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "malformed: .*`factor`"),
         ({"partial_rotary_factor": 0.5}, "part of each head is not supported"),

@@ -1,5 +1,6 @@
 """Embeddings are transformers' hidden states, to the bit the same in any company and any chunks."""
 
+import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,8 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, processors
 from transformers import AutoModel
 
+from pagefleet.manifest import Manifest
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet.wire import unpack_floats
@@ -22,7 +25,7 @@ from pagefleet_worker.prepare import prepare
 from tests.cell import Cell
 from tests.driver import Driver, Stream
 from tests.gpu_twin import Recorder, as_on_gpu
-from tests.models import ADAPTED, VARIANTS, VOCAB_SIZE
+from tests.models import ADAPTED, EOS, VARIANTS, VOCAB_SIZE, make_model
 
 SETTINGS = WorkerSettings(num_blocks=200, max_num_seqs=32, device="cpu", dtype="float32")
 WHOLE = SamplingParams(max_tokens=0, seed=0, embedding=0)
@@ -89,6 +92,41 @@ def test_they_are_transformers(
     for request, prompt in zip(requests, prompts, strict=True):
         found = numbers(cell.clients[request].embedding)
         torch.testing.assert_close(found, expected(oracle, prompt), rtol=0, atol=2e-5)
+
+
+def published_for_embeddings(folder: Path, name: str) -> Path:
+    """A model as Qwen3-Embedding-8B lies on the hub: its layers alone, and a tokenizer that ends
+    texts.
+    """
+    made = make_model(name, folder)
+    AutoModel.from_pretrained(made).save_pretrained(made)
+    tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", EOS)]
+    )
+    tokenizer.save(str(made / "tokenizer.json"))
+    pooling = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
+    modules = [{"type": f"sentence_transformers.models.{each}"} for each in ("Transformer",)]
+    modules += [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
+    (made / "modules.json").write_text(json.dumps(modules))
+    (made / "1_Pooling").mkdir()
+    (made / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return made
+
+
+def test_a_model_that_was_published_for_embeddings(
+    tmp_path: Path, generator: random.Random
+) -> None:
+    folder = published_for_embeddings(tmp_path / "model", "qwen3")
+    prepared = prepare(str(folder), tmp_path)
+    manifest = Manifest.load(prepared)
+    assert (manifest.writes, manifest.embeds) == (False, True)
+    tokenizer = Tokenizer.from_file(str(prepared / "tokenizer.json"))
+    assert tokenizer.encode("a text").ids[-1] == EOS
+    prompt = [*random_tokens(generator), EOS]
+    (stream,) = Driver(load_engine(prepared, SETTINGS, lambda: None)).run([prompt], [WHOLE])
+    wanted = expected(AutoModel.from_pretrained(folder), prompt)
+    torch.testing.assert_close(numbers(stream.embedding), wanted, rtol=0, atol=2e-5)
 
 
 @pytest.fixture(scope="module")

@@ -89,6 +89,13 @@ def test_the_files_of_a_prepared_gguf_model(tmp_path):
     assert (folder / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
 
 
+@pytest.mark.parametrize(("pooling", "embeds"), [(0, True), (1, False), (3, True), (4, False)])
+def test_how_it_pools_is_seen(tmp_path, pooling, embeds):
+    assert gguf_model(gguf_file(tmp_path / "n.gguf", "qwen3"), "n").embeds
+    path = gguf_file(tmp_path / "m.gguf", "qwen3", qwen3__pooling_type=pooling)
+    assert gguf_model(path, "m").embeds == embeds
+
+
 def test_output_weights_and_biases_are_seen(tmp_path):
     tensors = {"output__weight": np.zeros((4, 32), np.float32)}
     tensors["blk__0__attn_q__bias"] = np.zeros(32, np.float32)
