@@ -35,6 +35,7 @@ from pagefleet.wire import SAMPLED, Open, Plan, checksum, pack_ints
 from pagefleet_kernels.cpu_program import Program
 from pagefleet_worker.config import DecoderConfig, load_config
 from pagefleet_worker.engine import TorchEngine
+from pagefleet_worker.interface import Engine
 from pagefleet_worker.loading import load_engine
 
 PARTS = ("linear", "attention", "norm", "rotary", "quantize", "logits")
@@ -76,7 +77,7 @@ class Batch:
     computed already.
     """
 
-    def __init__(self, engine: TorchEngine, rows: int, context: int, room: int) -> None:
+    def __init__(self, engine: Engine, rows: int, context: int, room: int) -> None:
         self.engine, self.position, self.step = engine, context, 0
         width = -(-(context + room) // engine.facts.block_size)
         blocks = torch.randperm(engine.facts.blocks)[: rows * width].view(rows, width)
@@ -236,7 +237,7 @@ def main() -> None:
         print(line(1, count, 0, found, limits.seconds(1, count, 0)), flush=True)
 
 
-def fill(engine: TorchEngine, tokens: int) -> None:
+def fill(engine: Engine, tokens: int) -> None:
     """One step over a whole prompt."""
     Batch(engine, 1, 0, tokens).run(tokens)
 
