@@ -103,7 +103,14 @@ def make_pool(
 def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Fresh memory of the kernel, in huge pages, because a sequence's blocks lie anywhere."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory would get small ones
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
+    nbytes = math.prod(shape) * dtype.itemsize
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=flags)
+    except (OSError, OverflowError) as error:
+        raise ModelError(
+            f"There is no memory for a pool of {nbytes >> 20} MiB: ask for less by "
+            "--kv-cache-memory, --num-blocks or --swap-space."
+        ) from error
     memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
@@ -146,13 +153,13 @@ def make_host_pool(pool: Tensor, nbytes: int) -> Tensor | None:
     processor.
 
     Raises:
-        ModelError: so much memory cannot be pinned.
+        ModelError: so much memory cannot be had, or pinned.
     """
     blocks = nbytes // (pool.nbytes // pool.shape[2])
     if blocks == 0:
         return None
     if pool.device.type == "cpu":
-        return torch.zeros((*pool.shape[:2], blocks, *pool.shape[3:]), dtype=pool.dtype)
+        return _zeros((*pool.shape[:2], blocks, *pool.shape[3:]), pool.dtype)
     shape = (blocks, *pool.shape[:2], *pool.shape[3:])
     return _pinned_zeros(shape, pool.dtype).movedim(0, 2)
 

@@ -134,3 +134,15 @@ def test_memory_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = torch.empty(3, 2, 70, 2, 16, 32, device="meta")
     with pytest.raises(ModelError, match=r"--swap-space cannot be pinned \(CUDA's error 2\)"):
         make_host_pool(pool, pool.nbytes)
+
+
+@pytest.mark.parametrize("blocks", [10**13, 2**62])
+def test_memory_that_is_not_there_is_said(
+    blocks: int, prepared_model: Callable[[str], Path]
+) -> None:
+    config = load_config(prepared_model("llama"))
+    pool = make_pool(config, 4, 16, torch.float32, CPU)
+    with pytest.raises(ModelError, match=r"^There is no memory for a pool of .*: ask for less by"):
+        make_pool(config, blocks, 16, torch.float32, CPU)
+    with pytest.raises(ModelError, match="--swap-space"):
+        make_host_pool(pool, blocks * 10**6)
