@@ -51,6 +51,9 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if "://" in (path := scope["path"]) and not path.startswith("/"):
+            # The absolute form of a target, which servers must take (RFC 9112, section 3.2.2).
+            scope["path"] = "/" + path.partition("://")[2].partition("/")[2]
         if self._root_path and f"{scope['path']}/".startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path) or "/"
         record = begin(scope, time.monotonic())

@@ -231,6 +231,14 @@ def test_a_scheduler_may_die_in_the_middle(model: Path, tmp_path: Path) -> None:
     assert [submit.attempt for submit in scheduler.submits] == [1, 2]
 
 
+@pytest.mark.parametrize(("path", "status"), [("/version", b"200"), ("", b"200"), ("/x", b"404")])
+def test_a_target_may_be_absolute(cell: Cell, path: str, status: bytes) -> None:
+    head = f"GET http://any{path} HTTP/1.1\r\nHost: any\r\nConnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", cell.port), timeout=20) as client:
+        client.sendall(head.encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 " + status)
+
+
 def test_errors_have_one_form(cell: Cell) -> None:
     bad = cell.post(prompt="a", temperature=3)
     assert (bad.status_code, error_of(bad)["param"]) == (400, "temperature")
