@@ -13,6 +13,9 @@ from pathlib import Path
 from pagefleet.manifest import CHAT_TEMPLATE_FILE, Manifest
 from pagefleet.settings import GatewaySettings, ServeSettings, WorkerSettings, flags
 
+EVERYWHERE = ("0.0.0.0", "*", "[::]")
+"""Addresses of a listener that is reached at all that a machine has."""
+
 
 def reachable(listener: socket.socket) -> tuple[str, int]:
     """Host and port where this machine reaches a TCP socket, even one that listens everywhere."""
@@ -68,14 +71,13 @@ Ctrl-C ends it: open streams have {settings.shutdown_timeout:g} s; a second Ctrl
 
 def elsewhere(asked: ServeSettings) -> str:
     """What to start on other machines, with the same files at the same places; or nothing."""
-    here = socket.getfqdn()
     lines = []
     if asked.listen_workers:
-        end = _seen_from_afar(asked.listen_workers, here)
+        end = _seen_from_afar(asked.listen_workers)
         own = dataclasses.replace(asked, worker_endpoint=end, threads=None, device="auto")
         lines.append(shlex.join(["pagefleet", "worker", *_unusual(own, WorkerSettings)]))
     if asked.listen_gateways:
-        end = _seen_from_afar(asked.listen_gateways, here)
+        end = _seen_from_afar(asked.listen_gateways)
         # Whoever reads over the user's shoulder may read what is printed here.
         own = dataclasses.replace(asked, gateway_endpoint=end, api_key=None, resume_secret=None)
         lines.append(shlex.join(["pagefleet", "gateway", *_unusual(own, GatewaySettings)]))
@@ -91,10 +93,12 @@ def _unusual(settings: ServeSettings, cls: type[WorkerSettings | GatewaySettings
     return [flag for flag in flags(settings, cls) if flag not in usual]
 
 
-def _seen_from_afar(endpoint: str, host: str) -> str:
-    """Where others reach what listens at an endpoint, if it is everywhere on this `host`."""
+def _seen_from_afar(endpoint: str) -> str:
+    """Where others reach what listens at an endpoint; for one that is everywhere here, this
+    machine's name is asked for, which may take as long as DNS does.
+    """
     address, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    return f"tcp://{host}:{port}" if address in ("0.0.0.0", "*", "[::]") else endpoint
+    return f"tcp://{socket.getfqdn()}:{port}" if address in EVERYWHERE else endpoint
 
 
 def curl(settings: ServeSettings, name: str, url: str) -> str:

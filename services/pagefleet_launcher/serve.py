@@ -214,7 +214,8 @@ async def _greet_when_ready(
         if time.monotonic() - said >= _STILL_STARTING:
             said = time.monotonic()
             say("serve", f"still starting ({said - began:.0f} s)")
-    announce(greeting(asked, settings, host, port, time.monotonic() - began))
+    took = time.monotonic() - began
+    announce(await asyncio.to_thread(greeting, asked, settings, host, port, took))
     with contextlib.closing(Notifier()) as notifier:
         while True:
             notifier.beat(time.monotonic(), ready=True)

@@ -25,6 +25,7 @@ from pagefleet.settings import (
 )
 from pagefleet_launcher import serve
 from pagefleet_launcher.greeting import greeting, is_ready, reachable
+from tests.processes import may_mount
 
 CLASSES = {"scheduler": SchedulerSettings, "worker": WorkerSettings, "gateway": GatewaySettings}
 
@@ -305,6 +306,42 @@ def test_the_greeting_says_how_other_machines_join(tmp_path, listener):
     far = parse(GatewaySettings, gateway[2:], env={})
     assert far.gateway_endpoint == "tcp://10.1.2.3:5556"
     assert (far.model, far.cell_key) == ("a-model", "cell.key")
+
+
+NAMELESS = """
+import socket, subprocess, sys
+from pathlib import Path
+from pagefleet.settings import ServeSettings
+from pagefleet_launcher.greeting import greeting
+
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+socket.sethostname("unknown-to-all")
+with socket.socket(type=socket.SOCK_DGRAM) as name_server:
+    name_server.bind(("127.0.0.1", 53))
+    name_server.setblocking(False)
+    asked = ServeSettings(model=sys.argv[1])
+    greeting(asked, asked, "127.0.0.1", 8000, 1.0)
+    try:
+        print(name_server.recv(512))
+    except BlockingIOError:
+        print("never asked")
+"""
+
+
+@pytest.mark.skipif(not may_mount(), reason="a process may mount nothing here")
+def test_no_name_server_is_asked_where_no_other_machine_may_join(tmp_path):
+    """One that does not answer would hold the launcher up for ten seconds."""
+    write_model(tmp_path, True)
+    hosts, resolver = tmp_path / "hosts", tmp_path / "resolv.conf"
+    hosts.write_text("127.0.0.1 localhost\n")
+    resolver.write_text("nameserver 127.0.0.1\n")
+    shell = f"mount --bind {hosts} /etc/hosts && mount --bind {resolver} /etc/resolv.conf && "
+    shell += 'exec "$@"'
+    command = ["unshare", "--mount", "--net", "--uts", "sh", "-c", shell, "sh", sys.executable]
+    command += ["-c", NAMELESS, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    assert told.stdout == "never asked\n"
 
 
 def write_model(folder, chat):
