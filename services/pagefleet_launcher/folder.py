@@ -2,8 +2,9 @@
 
 One that is killed cannot remove its folder. So each holds a lock on its own (flock(2)), which the
 kernel lets go of whatever happens, and whoever makes a folder removes those that nobody holds any
-more. No pid is looked at: it may be another process's by now. systemd-tmpfiles, which removes what
-is old, passes over what is locked (tmpfiles.d(5)).
+more, if nothing but sockets and their locks (`pagefleet.listening`) is in them: a user may have a
+folder of such a name. No pid is looked at: it may be another process's by now. systemd-tmpfiles,
+which removes what is old, passes over what is locked (tmpfiles.d(5)).
 """
 
 import contextlib
@@ -40,7 +41,11 @@ def _remove_if_left(folder: Path) -> None:
     with contextlib.suppress(OSError), _opened(folder) as lock:  # gone, another user's, no folder
         if os.fstat(lock).st_uid == os.getuid():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            left = list(folder.iterdir())
+            if all(file.is_socket() or file.suffix == ".lock" for file in left):
+                for file in left:
+                    file.unlink()
+                folder.rmdir()
 
 
 @contextlib.contextmanager

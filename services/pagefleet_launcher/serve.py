@@ -83,13 +83,15 @@ def runtime_folder() -> Iterator[Path]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            folder = _socket_folder(stack, os.environ["XDG_RUNTIME_DIR"])
-        except (KeyError, CannotServe):
+            folder = _socket_folder(stack, os.environ.get("XDG_RUNTIME_DIR", ""))
+        except CannotServe:
             folder = _socket_folder(stack, tempfile.gettempdir())
         yield folder
 
 
 def _socket_folder(stack: contextlib.ExitStack, base: str) -> Path:
+    if not os.path.isabs(base):
+        raise CannotServe(f"{base!r} is no absolute path for the sockets of its processes.")
     try:
         folder = stack.enter_context(private_folder(Path(base)))
     except OSError as error:

@@ -9,10 +9,11 @@ from pagefleet_launcher.folder import PREFIX, private_folder
 from tests.processes import killed_in_the_end
 
 MAKER = """
-import pathlib, signal, sys
+import pathlib, signal, socket, sys
 from pagefleet_launcher.folder import private_folder
 with private_folder(pathlib.Path(sys.argv[1])) as folder:
-    (folder / "gateways.sock").touch()
+    socket.socket(socket.AF_UNIX).bind(str(folder / "gateways.sock"))
+    (folder / "gateways.sock.lock").touch()
     print(folder, flush=True)
     signal.pause()
 """
@@ -44,7 +45,7 @@ def test_what_a_killed_process_leaves_goes_with_the_next(tmp_path, maker):
         assert {str(path) for path in tmp_path.iterdir()} == {left, str(while_it_lives)}
     maker.kill()
     maker.wait()
-    assert os.listdir(left) == ["gateways.sock"]
+    assert sorted(os.listdir(left)) == ["gateways.sock", "gateways.sock.lock"]
     with private_folder(tmp_path) as folder:
         assert list(tmp_path.iterdir()) == [folder]
 
@@ -57,6 +58,10 @@ def test_folders_of_others_are_left_alone(tmp_path, monkeypatch):
     (base / f"{PREFIX}link").symlink_to(elsewhere)
     (base / f"{PREFIX}file").touch()
     (base / "pagefleet-1000").mkdir()
+    logs = base / f"{PREFIX}logs"
+    logs.mkdir()
+    (logs / "today.lock").touch()
+    (logs / "today").write_text("what a user keeps")
     before = set(base.iterdir())
     with private_folder(base):
         pass
@@ -66,3 +71,4 @@ def test_folders_of_others_are_left_alone(tmp_path, monkeypatch):
         pass
     assert set(base.iterdir()) == {*before, base / f"{PREFIX}another-user"}
     assert elsewhere.exists()
+    assert sorted(os.listdir(logs)) == ["today", "today.lock"]

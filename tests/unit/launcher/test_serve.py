@@ -91,10 +91,12 @@ def deep(tmp_path):
     return deep
 
 
-@pytest.mark.parametrize("base", ["/proc", "/nowhere", "deep", None])
+@pytest.mark.parametrize("base", ["/proc", "/nowhere", "deep", "", "relative", None])
 def test_a_runtime_folder_that_will_not_do_is_left_alone(tmp_path_factory, deep, monkeypatch, base):
     short = tmp_path_factory.mktemp("tmp")
     monkeypatch.setattr(tempfile, "tempdir", str(short))
+    monkeypatch.chdir(deep.parent)
+    (deep.parent / "relative").mkdir()
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     if base is not None:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep) if base == "deep" else base)
