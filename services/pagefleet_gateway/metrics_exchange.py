@@ -20,6 +20,9 @@ from prometheus_client.registry import Collector
 ASK_SECONDS: Final = 1.0
 """That another gateway has to answer."""
 
+_NAMES: Final = "m" + 8 * "[0-9a-f]"
+"""Of the sockets: short, for a path that has one has 107 bytes at most."""
+
 LOOK_SECONDS: Final = 1.0
 """Between two looks at whether the socket's file is still there."""
 
@@ -56,7 +59,7 @@ class MetricsExchange:
 
     async def gather(self) -> list[str]:
         """The metrics of all gateways that answer, this one's first."""
-        paths = [path for path in self._folder.glob("m*") if path != self._path]
+        paths = [path for path in self._folder.glob(_NAMES) if path != self._path]
         return [self._own().decode(), *await asyncio.gather(*map(_ask, paths))]
 
     async def _keep_telling(self) -> None:

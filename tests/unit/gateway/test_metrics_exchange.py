@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -45,15 +46,18 @@ def test_who_is_gone_or_hangs_is_left_out(tmp_path: Path) -> None:
         async with first.running(), second.running():
             return await first.gather()
 
-    (tmp_path / "m1").touch()
-    with socket.socket(socket.AF_UNIX) as hung, socket.socket(socket.AF_UNIX) as killed:
-        hung.bind(str(tmp_path / "m2"))
-        hung.listen()
-        killed.bind(str(tmp_path / "m3"))
+    (tmp_path / "m00000001").touch()
+    with ExitStack() as stack:
+        for name in ("m00000002", "m00000003", "mysqld.sock"):
+            left = stack.enter_context(socket.socket(socket.AF_UNIX))
+            left.bind(str(tmp_path / name))
+            if name == "m00000002":
+                left.listen()
         texts = asyncio.run(gathered())
     assert texts[0] == "first"
     assert sorted(filter(None, texts[1:])) == ["second" * 10_000]
-    assert {path.name for path in tmp_path.iterdir()} == {"m1", "m2"}
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {"m00000001", "m00000002", "mysqld.sock"}
 
 
 @pytest.mark.parametrize("whole_folder", [True, False])
