@@ -3,16 +3,23 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 
 from pagefleet.settings import ServeSettings, parse
+from pagefleet_gateway.embedding_body import EmbeddingBody
 from pagefleet_gateway.openapi import document
 from pagefleet_gateway.schema import ChatBody, CompletionBody
 from pagefleet_launcher.cli import USAGE
 from pagefleet_launcher.greeting import curl
 
+BODIES = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/v1/embeddings": EmbeddingBody,
+}
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
 
@@ -63,7 +70,7 @@ def test_requests_are_what_the_gateway_takes():
     assert len(requests) >= 4
     for words in requests:
         url = next(word for word in words if word.startswith("http"))
-        body = ChatBody if "chat" in url else CompletionBody
+        body = BODIES[urlsplit(url).path]
         content = words[words.index("-d") + 1]
         msgspec.json.decode(content, type=body)
         assert json.loads(content).keys() <= {field.name for field in msgspec.structs.fields(body)}
