@@ -26,9 +26,15 @@ START_SECONDS: Final = 60.0
 WAIT_SECONDS: Final = 2.0
 """For a helper that is free."""
 
+_KILLED: Final = (-signal.SIGKILL, -signal.SIGTERM)
+
 
 class LimitError(Exception):
     """A job passed a limit; says which, as the end of a sentence that begins with `it`."""
+
+
+class KilledError(LimitError):
+    """Its helper was killed: by the kernel, which lacks memory, or by anybody."""
 
 
 class HelperError(Exception):
@@ -80,7 +86,9 @@ class Helper:
             if self._pipe.poll(self._limits.seconds):
                 return self._pipe.recv_bytes()
         except (EOFError, ConnectionError):
-            raise LimitError(self._cause_of_death()) from None
+            cause = self._cause_of_death()
+            killed = self._process.returncode in _KILLED
+            raise (KilledError if killed else LimitError)(cause) from None
         self.end()
         raise LimitError(f"it takes more than {self._limits.seconds:g} seconds")
 
@@ -116,6 +124,8 @@ class Helper:
 
 class HelperPool:
     """`size` helpers of one kind; `content` is what each needs to begin.
+
+    A job whose helper was killed is done again, once: it may have had no part in that.
 
     wait: seconds that a job waits for one that is free.
     """
@@ -159,7 +169,11 @@ class HelperPool:
         try:
             if not helper.alive:
                 helper = self._new()
-            return helper.run(job)
+            try:
+                return helper.run(job)
+            except KilledError:
+                helper = self._new()
+                return helper.run(job)
         except LimitError:
             helper = self._new()
             raise

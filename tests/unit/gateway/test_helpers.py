@@ -94,6 +94,43 @@ def test_one_that_died_idle_is_replaced() -> None:
         pool._idle.put(helper)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_job_whose_helper_was_killed_is_done_once_more(
+    again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the kernel where others take all memory; it is refused if that comes again."""
+    pool = HelperPool("template", content(COUNTS), Limits(20.0, 20.0, 64 << 20), 1)
+    pool.await_ready()
+    helper, new, works = pool._idle.get(), pool._new, threading.Event()
+    pool._idle.put(helper)
+    run = helper.run
+
+    def killed() -> Helper:
+        other = new()
+        other.await_ready()
+        other._process.kill()
+        other._process.wait()
+        return other
+
+    def told(job: bytes) -> bytes:
+        works.set()
+        return run(job)
+
+    others = iter([killed, new] if again else [new])
+    monkeypatch.setattr(pool, "_new", lambda: next(others)())
+    monkeypatch.setattr(helper, "run", told)
+    with ThreadPoolExecutor() as threads:
+        result = threads.submit(pool.run, msgspec.json.encode({"n": 3000}))
+        works.wait()
+        helper._process.kill()
+    if again:
+        assert isinstance(result.exception(), LimitError)
+    else:
+        assert msgspec.msgpack.decode(result.result(), type=Rendered).text == "done"
+    assert pool._idle.get().alive
+    assert not list(others)
+
+
 def test_a_helper_ends_with_its_parent() -> None:
     helper = Helper("template", content("{{ n }}"), LIMITS)
     helper.await_ready()
