@@ -9,10 +9,11 @@ from pagefleet_launcher.folder import PREFIX, private_folder
 from tests.processes import killed_in_the_end
 
 MAKER = """
-import pathlib, signal, socket, sys
+import os, pathlib, signal, socket, sys
 from pagefleet_launcher.folder import private_folder
 with private_folder(pathlib.Path(sys.argv[1])) as folder:
-    socket.socket(socket.AF_UNIX).bind(str(folder / "gateways.sock"))
+    os.chdir(folder)  # whose path may be too long for a socket
+    socket.socket(socket.AF_UNIX).bind("gateways.sock")
     (folder / "gateways.sock.lock").touch()
     print(folder, flush=True)
     signal.pause()
