@@ -158,8 +158,7 @@ class HelperPool:
 
         Raises:
             LimitError: it passed a limit.
-            ApiError: 503, none became free in time.
-            HelperError: none can be started.
+            ApiError: 503, none became free in time, or none can be started.
         """
         try:
             helper = self._idle.get(timeout=self._wait)
@@ -177,6 +176,9 @@ class HelperPool:
         except LimitError:
             helper = self._new()
             raise
+        except (HelperError, OSError) as error:
+            text = f"A process that this request needs cannot be started: {error}"
+            raise unavailable(text, "overloaded") from error
         finally:
             self._idle.put(helper)
 

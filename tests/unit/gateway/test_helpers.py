@@ -131,6 +131,32 @@ def test_a_job_whose_helper_was_killed_is_done_once_more(
     assert not list(others)
 
 
+@pytest.mark.parametrize("failure", [OSError("Cannot allocate memory"), None])
+def test_where_none_can_be_started_whoever_needs_one_is_told_to_come_again(
+    failure: OSError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = HelperPool("template", content("{{ n }}"), LIMITS, 1)
+    pool.await_ready()
+    helper, new = pool._idle.get(), pool._new
+    helper.end()
+    pool._idle.put(helper)
+
+    def fail() -> Helper:
+        if failure is not None:
+            raise failure
+        other = new()
+        other._process.kill()
+        return other
+
+    job = msgspec.json.encode({"n": 1})
+    monkeypatch.setattr(pool, "_new", fail)
+    with pytest.raises(ApiError) as caught:
+        pool.run(job)
+    monkeypatch.undo()
+    assert (caught.value.status, caught.value.code) == (503, "overloaded")
+    assert msgspec.msgpack.decode(pool.run(job), type=Rendered).text == "1"
+
+
 def test_a_helper_ends_with_its_parent() -> None:
     helper = Helper("template", content("{{ n }}"), LIMITS)
     helper.await_ready()
