@@ -74,11 +74,11 @@ def test_the_runtime_folder_is_where_the_user_s_sockets_belong(tmp_path_factory,
         assert folder.parent == short
 
 
-def test_too_few_descriptors_are_one_sentence(tmp_path):
+def test_too_few_descriptors_are_one_sentence(tmp_path_factory):
     """They suffice for the launcher, but not for a process of its."""
     command = [str(Path(sys.executable).parent / "pagefleet"), "serve", "--port=0"]
     few = ["prlimit", "--nofile=10", *command]
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    environment = os.environ | {"TMPDIR": str(tmp_path_factory.mktemp("t"))}
     done = subprocess.run(few, env=environment, capture_output=True, text=True, check=False)
     said = "pagefleet serve: no process can be started: Too many open files.\n"
     assert (done.returncode, done.stderr) == (1, said)
