@@ -21,10 +21,10 @@ def finish_of(params: SamplingParams, outputs: int, last: int) -> Finish | None:
 def extend(sequence: Sequence, tokens: "array[int]", logprobs: list[Logprobs | None]) -> None:
     """Give a sequence its next tokens until one is its last."""
     params, outputs = sequence.request.params, sequence.outputs
-    for token, piece in zip(tokens, logprobs, strict=True):
+    for number, token in enumerate(tokens):
         outputs += 1
         sequence.tokens.append(token)
-        if piece is not None:
+        if (piece := logprobs[number]) is not None:
             sequence.logprobs.append(piece)
         sequence.finish = finish_of(params, outputs, token)
         if sequence.finish is not None:

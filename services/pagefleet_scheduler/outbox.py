@@ -51,6 +51,9 @@ class Outbox:
         """Send what a choice has from `position` on, and whether it has ended."""
         request = sequence.request
         tokens = sequence.tokens[len(request.prompt) + position :]
+        logprobs = None
+        if sequence.logprobs:
+            logprobs = decoding.concatenate(sequence.logprobs[position - sequence.base :])
         self._outputs[request.gateway].append(
             Output(
                 request=request.id,
@@ -58,7 +61,7 @@ class Outbox:
                 choice=choice,
                 position=position,
                 tokens=pack_ints(tokens),
-                logprobs=decoding.concatenate(sequence.logprobs[position - sequence.base :]),
+                logprobs=logprobs,
                 finish=sequence.finish,
                 cached=sequence.cached,
                 queued=0 if position else request.queued,

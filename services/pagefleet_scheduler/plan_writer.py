@@ -64,9 +64,10 @@ class PlanWriter:
             self._tokens += tokens[start:end]
         if end > len(tokens):
             self._tokens.append(SAMPLED)
-        self._tokens += drafts.tokens
-        fed = count + len(drafts.tokens)
-        logits = (1 + len(drafts.tokens)) * sequence.samples_at(end)
+        if drafted := len(drafts.tokens):
+            self._tokens += drafts.tokens
+        fed = count + drafted
+        logits = (1 + drafted) * sequence.samples_at(end)
         self._rows += (slot, start, fed, logits, len(table), sequence.checksum)
         samples = logits * len(sequence.choices)
         ahead = samples == 1 and sequence.request.search is None

@@ -11,6 +11,8 @@ import msgspec
 
 _Number = TypeVar("_Number", int, float)
 
+_LITTLE_ENDIAN = sys.byteorder == "little"
+
 Ints: TypeAlias = bytes
 """Little-endian int32, one after another."""
 
@@ -38,7 +40,7 @@ def pack_ints(values: Iterable[int]) -> Ints:
     """
     if not (isinstance(values, array) and values.typecode == "i"):
         values = array("i", values)
-    return _little_endian(values).tobytes()
+    return values.tobytes() if _LITTLE_ENDIAN else _swapped(values).tobytes()
 
 
 def unpack_ints(packed: Ints) -> "array[int]":
@@ -49,25 +51,25 @@ def unpack_ints(packed: Ints) -> "array[int]":
     """
     values = array("i")
     values.frombytes(packed)
-    return _little_endian(values)
+    return values if _LITTLE_ENDIAN else _swapped(values)
 
 
 def pack_floats(values: Iterable[float]) -> Floats:
     """Encode numbers as float32."""
-    return _little_endian(array("f", values)).tobytes()
+    floats = array("f", values)
+    return floats.tobytes() if _LITTLE_ENDIAN else _swapped(floats).tobytes()
 
 
 def unpack_floats(packed: Floats) -> "array[float]":
     """Decode what `pack_floats` encoded."""
     values = array("f")
     values.frombytes(packed)
-    return _little_endian(values)
+    return values if _LITTLE_ENDIAN else _swapped(values)
 
 
-def _little_endian(values: "array[_Number]") -> "array[_Number]":
-    if sys.byteorder == "big":
-        values = values[:]
-        values.byteswap()
+def _swapped(values: "array[_Number]") -> "array[_Number]":
+    values = values[:]
+    values.byteswap()
     return values
 
 
