@@ -7,7 +7,7 @@ import openai
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
 URL, MODEL = f"{sys.argv[1]}/v1", sys.argv[2]
@@ -88,6 +88,20 @@ def text():
     assert len(model.generate(["1, 2, 3,", "a, b,"]).generations) == 2
 
 
+def embeddings():
+    model = OpenAIEmbeddings(
+        base_url=URL,
+        api_key="none",
+        model=MODEL,
+        check_embedding_ctx_length=False,  # else it sends ids of a tokenizer of OpenAI's
+        dimensions=32,
+    )
+    texts = [f"a text with the number {number}" for number in range(40)]
+    vectors = model.embed_documents(texts)
+    assert {len(vector) for vector in vectors} == {32}
+    assert model.embed_query(texts[7]) == vectors[7]
+
+
 def errors():
     refused = None
     try:
@@ -100,7 +114,7 @@ def errors():
 
 for check in (
     *(invoke_and_stream, batch_through_a_chain, logprobs, structured),
-    *(tools, responses, text, errors),
+    *(tools, responses, text, embeddings, errors),
 ):
     check()
     print(f"{check.__name__} passed")

@@ -66,6 +66,13 @@ def together():
     assert len(texts) == 1
 
 
+def embeddings():
+    asked = {"model": MODEL, "api_base": URL, "api_key": "none", "input": ["a", "b"]}
+    answer = litellm.embedding(**asked, encoding_format="float")
+    assert [len(entry["embedding"]) for entry in answer.data] == [576, 576]
+    assert answer.usage.prompt_tokens == 2
+
+
 def errors():
     for fields, kind in (
         ({"temperature": 3}, litellm.BadRequestError),
@@ -79,6 +86,6 @@ def errors():
         raise AssertionError(f"{fields} raised no {kind.__name__}")
 
 
-for check in (chat, several_choices, text, structured, tools, together, errors):
+for check in (chat, several_choices, text, structured, tools, together, embeddings, errors):
     check()
     print(f"{check.__name__} passed")

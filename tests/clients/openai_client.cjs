@@ -124,6 +124,17 @@ async function responses() {
   await assert.rejects(client.responses.retrieve(called.id), NotFoundError);
 }
 
+async function embeddings() {
+  const asking = { model, input: ["a page", "a page", "a block"], dimensions: 16 };
+  const bytes = await client.embeddings.create(asking);
+  const numbers = await client.embeddings.create({ ...asking, encoding_format: "float" });
+  const [first, again, other] = bytes.data.map((each) => each.embedding);
+  assert.deepEqual([first, again, other], numbers.data.map((each) => each.embedding));
+  assert.equal(first.length, 16);
+  assert.deepEqual(first, again);
+  assert.notDeepEqual(first, other);
+}
+
 async function aborted() {
   const stream = await client.chat.completions.create({
     ...asked, max_completion_tokens: 2000, ignore_eos: true, stream: true,
@@ -149,7 +160,7 @@ async function errors() {
 
 (async () => {
   for (const check of [
-    models, chat, helper, completions, structured, tools, responses, aborted, errors,
+    models, chat, helper, completions, structured, tools, responses, embeddings, aborted, errors,
   ]) {
     await check();
     console.log(`${check.name} passed`);

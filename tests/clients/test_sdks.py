@@ -17,10 +17,10 @@ def test_openai_of_npm(server: Serving) -> None:
         script, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.count(" passed") == 9
+    assert ended.stdout.count(" passed") == 10
 
 
-@pytest.mark.parametrize(("client", "checks"), [("litellm", 7), ("langchain", 8), ("agents", 5)])
+@pytest.mark.parametrize(("client", "checks"), [("litellm", 8), ("langchain", 9), ("agents", 5)])
 def test_sdk_of_python(
     run_client: Callable[..., str], server: Serving, client: str, checks: int
 ) -> None:
