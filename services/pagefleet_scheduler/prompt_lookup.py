@@ -7,7 +7,6 @@ decoding, Saxena 2023). A client that knows much of the answer can say so (`Subm
 Tokens are kept as characters of a string, in which Python finds fast; each is read once.
 """
 
-import sys
 from array import array
 
 import msgspec
@@ -16,8 +15,6 @@ LONGEST_MATCH = 8
 
 LOOKBACK = 8192
 """Last tokens that are looked through: a step takes no longer for a longer text."""
-
-_CODEC = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
 
 
 class Drafts(msgspec.Struct, frozen=True, gc=False):
@@ -62,7 +59,8 @@ class PromptLookup:
         if not match:
             return NO_DRAFTS
         period = text[follows : follows + count]
-        return Drafts(_tokens((period * -(-count // len(period)))[:count]), match)
+        drafts = (period * -(-count // len(period)))[:count]
+        return Drafts(array("i", map(ord, drafts)), match)
 
     def _text_of(self, tokens: "array[int]") -> str:
         """The prediction and the last tokens."""
@@ -77,12 +75,6 @@ class PromptLookup:
 def _text(tokens: "array[int]") -> str:
     """Tokens as characters; nothing if one is too large for that."""
     try:
-        return tokens.tobytes().decode(_CODEC, "surrogatepass")
-    except UnicodeDecodeError:
+        return "".join(map(chr, tokens))
+    except ValueError:
         return ""
-
-
-def _tokens(text: str) -> "array[int]":
-    tokens = array("i")
-    tokens.frombytes(text.encode(_CODEC, "surrogatepass"))
-    return tokens
