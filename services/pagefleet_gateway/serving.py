@@ -165,7 +165,8 @@ async def _send_whole(run: Run, renderer: _Renderer, headers: _Headers, send: Se
     while not run.answer.finished:
         for index, piece in (await run.pieces() or {}).items():
             parts[index].append(piece)
-    body = renderer.whole({index: Piece.joined(pieces) for index, pieces in parts.items()})
+    pieces = {index: Piece.joined(pieces) for index, pieces in parts.items()}
+    body = await _written(run, renderer.whole, pieces)
     length = (b"content-length", str(len(body)).encode())
     await _start(send, b"application/json", [*headers, length])
     await send({"type": "http.response.body", "body": body})
@@ -177,7 +178,8 @@ async def _send_stream(run: Run, renderer: _Renderer, headers: _Headers, send: S
     await _send_part(send, renderer.start())
     try:
         while True:
-            await _send_part(send, KEEP_ALIVE if pieces is None else renderer.events(pieces))
+            written = None if pieces is None else await _written(run, renderer.events, pieces)
+            await _send_part(send, KEEP_ALIVE if written is None else written)
             if run.answer.finished:
                 break
             run.sent(pieces or {})
@@ -186,6 +188,20 @@ async def _send_stream(run: Run, renderer: _Renderer, headers: _Headers, send: S
         run.timer.record.error = error.code
         await _send_part(send, renderer.failure(error))
     await send({"type": "http.response.body", "body": b""})
+
+
+async def _written(
+    run: Run, write: Callable[[Mapping[int, Piece]], bytes], pieces: Mapping[int, Piece]
+) -> bytes:
+    """What a renderer makes of pieces: in a thread where that may take seconds, for which all other
+    streams would wait.
+    """
+    generation = run.answer.generation
+    asked = generation.logprobs is not None and not generation.body.stream
+    if generation.params.prompt_logprobs is None and not asked:
+        return write(pieces)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(run.gateway.threads, write, pieces)
 
 
 async def _start(send: Send, content_type: bytes, headers: _Headers) -> None:

@@ -38,6 +38,9 @@ DEFAULT_COMPLETION_TOKENS: Final = 16
 STREAM_WINDOW: Final = 256
 """Tokens of a choice that are generated ahead of a client that does not read."""
 
+MAX_PROMPT_LOGPROBS: Final = 1 << 20
+"""Logprobs of prompts that one answer shows; a gateway needs a third of a KB for each."""
+
 ANSWER_SHARE: Final = 4
 """One part in so many of the context is kept for an answer for which turns may be dropped."""
 
@@ -244,6 +247,7 @@ def submits_of(
     limits: Limits,
 ) -> list[Submit]:
     """What the scheduler is asked for: of each prompt, as many choices of the same parameters."""
+    _check_prompt_logprobs(body, prompts, params, choices)
     tenant = limits.tenant
     salt = prefix_salt(tenant.digest, body.cache_salt)
     prediction = pack_ints(predicted(body, model))
@@ -264,6 +268,21 @@ def submits_of(
         )
         for number, tokens in enumerate(prompts)
     ]
+
+
+def _check_prompt_logprobs(
+    body: GenerationBody, prompts: list[list[int]], params: SamplingParams, choices: int
+) -> None:
+    if params.prompt_logprobs is None:
+        return
+    count = sum(map(len, prompts)) * choices * (1 + params.prompt_logprobs)
+    if count > MAX_PROMPT_LOGPROBS:
+        field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        raise bad_request(
+            f"{field} asks for {count} logprobs of prompts, which each choice shows, but "
+            f"{MAX_PROMPT_LOGPROBS} are the most.",
+            field,
+        )
 
 
 def check_shared(body: CommonBody, model: ServedModel, limits: Limits) -> None:

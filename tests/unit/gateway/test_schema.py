@@ -317,6 +317,24 @@ def test_a_beam_search(fields: dict[str, Any], expected: tuple[int, float, bool 
 
 
 @pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("prompt_logprobs", {"prompt_logprobs": 20}),
+        ("prompt_logprobs", {"prompt_logprobs": 1, "n": 16}),
+        ("logprobs", {"echo": True, "logprobs": 20}),
+    ],
+)
+def test_an_answer_shows_a_million_logprobs_of_prompts_at_most(
+    field: str, fields: dict[str, Any]
+) -> None:
+    prompts = [[7] * 80] * 800
+    completion(prompt=prompts[:300], **fields)
+    with pytest.raises(ApiError) as caught:
+        completion(prompt=prompts, **fields)
+    assert (caught.value.status, caught.value.param) == (400, field)
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("beam_width", 1),
