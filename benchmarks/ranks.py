@@ -24,6 +24,7 @@ from benchmarks.cpu_step import Batch, fill
 from pagefleet.manifest import TOKENIZER_FILE
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import DEFAULT_MODEL, WorkerSettings
+from pagefleet_worker.ending import run_to_end
 from pagefleet_worker.group import load_group
 from pagefleet_worker.interface import Engine
 from pagefleet_worker.loading import load_engine
@@ -109,8 +110,7 @@ def main() -> None:
     for title, seconds in work.items():
         pairs = [(seconds(engine), seconds(group)) for _ in range(TURNS)]
         print(line(title, pairs), flush=True)
-    group.close()
 
 
 if __name__ == "__main__":
-    main()
+    run_to_end(main)

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pagefleet import writer
 from pagefleet.endpoint import EndpointError, check_endpoint
 from pagefleet.host import usable_cores
 from pagefleet.manifest import Manifest, ManifestError
 from pagefleet.observe import configure_logging
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import WorkerSettings, parse, refuse
+from pagefleet_worker.ending import end_now, run_to_end
 from pagefleet_worker.interface import Engine
 from pagefleet_worker.server import ComputeEndedError, Progress, Server, ShutOutError
 
@@ -38,15 +38,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     log.info("%s engine ready after %.1f s", settings.engine, time.monotonic() - began)
-    status = 0
     try:
         server.run()
     except (ShutOutError, ComputeEndedError) as error:
         log.error("this worker gives up: %s", error)
-        status = 1
-    writer.flush()
-    # The compute thread may be inside a kernel, which the interpreter would tear down.
-    os._exit(status)
+        sys.exit(1)
 
 
 def build_engine(settings: WorkerSettings, folder: Path, progress: Callable[[], None]) -> Engine:
@@ -81,9 +77,8 @@ def build_engine(settings: WorkerSettings, folder: Path, progress: Callable[[], 
 def end_with_rank(rank: int, status: int) -> None:
     """End this process because a rank of its worker has ended, with the `status` of `Popen`."""
     log.error("this worker ends: its rank %d ended with status %d", rank, status)
-    writer.flush()
-    os._exit(2 if status == 2 else 1)  # a setting that it refused would be refused again
+    end_now(2 if status == 2 else 1)  # a setting that it refused would be refused again
 
 
 if __name__ == "__main__":
-    main()
+    run_to_end(main)

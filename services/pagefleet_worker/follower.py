@@ -1,11 +1,10 @@
-"""`python -m pagefleet_worker.follower FD RANK RENDEZVOUS FLAGS`: a rank beside rank 0 (`group`).
+"""`python -m pagefleet_worker.follower FD RENDEZVOUS RANK FLAGS`: a rank beside rank 0 (`group`).
 
 It does what it is told until its connection closes, and ends with the first step that fails.
 """
 
 import gc
 import logging
-import os
 import signal
 import sys
 from collections import deque
@@ -16,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from pagefleet import writer
 from pagefleet.manifest import ManifestError
 from pagefleet.observe import configure_logging
 from pagefleet.settings import WorkerSettings, parse, refuse
+from pagefleet_worker.ending import run_to_end
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.group import Order, meet
 from pagefleet_worker.interface import PlanError
@@ -27,33 +26,24 @@ from pagefleet_worker.loading import load_engine
 from pagefleet_worker.pending import Pending
 from pagefleet_worker.shares import Share
 
-log = logging.getLogger("pagefleet_worker")
-
 
 def main() -> None:
     """Load a share of the model, then follow."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 decides when it is over
-    fd, rank, rendezvous, *arguments = sys.argv[1:]
+    fd, rendezvous, rank, *arguments = sys.argv[1:]
     program = f"pagefleet worker, rank {rank}"
     settings = parse(WorkerSettings, arguments, prog=program)
     configure_logging(f"worker, rank {rank}", logging.WARNING)  # rank 0 says how far it is
     share = Share(int(rank), settings.tensor_parallel_size)
     try:
-        ranks = meet(share, settings, Path(rendezvous))
+        ranks = meet(share, settings, int(rendezvous))
         engine = load_engine(Path(settings.model), settings, lambda: None, ranks)
     except (ManifestError, ValueError, OSError) as error:
         refuse(program, error)
     gc.collect()
     gc.freeze()
-    status = 0
-    try:
-        follow(engine, orders(Connection(int(fd))))
-    except Exception:
-        log.exception("a step failed")
-        status = 1
-    writer.flush()
-    os._exit(status)  # a library that waits for the other ranks at its end might wait in vain
+    follow(engine, orders(Connection(int(fd))))
 
 
 def orders(connection: Connection) -> Iterator[Order]:
@@ -78,4 +68,4 @@ def follow(engine: TorchEngine, orders: Iterator[Order]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_to_end(main)

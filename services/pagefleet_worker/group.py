@@ -10,10 +10,11 @@ all of them anew. The scheduler moves the streams meanwhile, as from any worker 
 An order is `Order`, in msgpack, through a pair of sockets. A follower whose end of it closes ends.
 """
 
+import os
 import subprocess
 import sys
-import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from pagefleet_worker.shares import Share
 from pagefleet_worker.transfer import use
 
 _VERDICT_SECONDS = 5.0
-"""That the end of a rank may take to be seen, once others failed to reach it."""
+"""That the end of ranks may take to be seen, once others failed to reach them."""
 
 
 class Order(msgspec.Struct, array_like=True, frozen=True):
@@ -67,22 +68,22 @@ def load_group(
     """
     _check_shareable(folder, settings)
     own, *others = settings_of_ranks(replace(settings, model=str(folder)))
-    with tempfile.TemporaryDirectory(prefix="pagefleet-ranks-") as meeting:
-        rendezvous, ranks = Path(meeting) / "store", settings.tensor_parallel_size
-        followers = [
-            Follower(Share(rank, ranks), each, rendezvous, on_end)
-            for rank, each in enumerate(others, 1)
-        ]
-        try:
-            met = meet(Share(0, ranks), own, rendezvous)
-            engine = load_engine(folder, own, progress, met)
-        except RuntimeError:
-            _wait_for_ends(followers)
-            raise
+    ranks = settings.tensor_parallel_size
+    rendezvous = os.memfd_create("pagefleet-ranks")  # whoever dies leaves no file behind
+    followers = [
+        Follower(Share(rank, ranks), each, rendezvous, on_end)
+        for rank, each in enumerate(others, 1)
+    ]
+    try:
+        met = meet(Share(0, ranks), own, rendezvous)
+        engine = load_engine(folder, own, progress, met)
+    except RuntimeError:
+        _wait_for_ends(followers)
+        raise
     return Group(engine, followers, met)
 
 
-def meet(share: Share, settings: WorkerSettings, rendezvous: Path) -> Ranks:
+def meet(share: Share, settings: WorkerSettings, rendezvous: int) -> Ranks:
     """`Ranks.meet`, as `settings` say."""
     device = choose_device(settings.device)
     use(device)
@@ -139,16 +140,17 @@ class Follower:
         self,
         share: Share,
         settings: WorkerSettings,
-        rendezvous: Path,
+        rendezvous: int,
         on_end: Callable[[int, int], None],
     ) -> None:
         self._share, self._on_end = share, on_end
         self._connection, theirs = Pipe()
         with theirs:
-            own = [str(theirs.fileno()), str(share.rank), str(rendezvous)]
+            fds = [theirs.fileno(), rendezvous]
+            own = map(str, [*fds, share.rank])
             command = [sys.executable, "-m", "pagefleet_worker.follower", *own]
             command += flags(settings, WorkerSettings)
-            self._process = subprocess.Popen(tethered(command), pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(tethered(command), pass_fds=fds)
         self._closing = False
         self._watch = threading.Thread(target=self._tell_end, name="rank-watch", daemon=True)
         self._watch.start()
@@ -179,8 +181,9 @@ class Follower:
 
 def _wait_for_ends(followers: Sequence[Follower]) -> None:
     """Let the end of a rank be told before what failed because of it."""
+    deadline = time.monotonic() + _VERDICT_SECONDS
     for follower in followers:
-        follower.wait(_VERDICT_SECONDS)
+        follower.wait(max(0.0, deadline - time.monotonic()))
 
 
 class Group:
@@ -211,7 +214,10 @@ class Group:
         return _Landing(launched, self._landed)
 
     def close(self) -> None:
-        """Let the followers end; the group does nothing more."""
+        """Let the followers end; the group does nothing more.
+
+        On a GPU a process ends without it (`ending`): NCCL would wait for recorded graphs to go.
+        """
         for follower in self._followers:
             follower.close()
         self._ranks.close()

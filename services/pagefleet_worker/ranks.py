@@ -9,7 +9,6 @@ hold. Every rank has to call the same operations in the same order.
 """
 
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,35 +20,40 @@ from pagefleet_worker.shares import WHOLE, Share
 class Ranks:
     """The processes that compute as one worker, seen from one of them."""
 
-    def __init__(self, share: Share, *, in_order: bool) -> None:
+    def __init__(self, share: Share, *, in_order: bool, rendezvous: int | None = None) -> None:
         self.share = share
         self._in_order = in_order
+        self._rendezvous = rendezvous
 
     @classmethod
     def meet(
-        cls, share: Share, device: torch.device, rendezvous: Path, *, in_order: bool
+        cls, share: Share, device: torch.device, rendezvous: int, *, in_order: bool
     ) -> "Ranks":
-        """Wait for the others, who know the same file that does not exist yet.
+        """Wait for the others, who have the same file open, which is empty at first.
 
         Args:
             share: which rank this process is.
             device: what it computes on.
-            rendezvous: the file.
+            rendezvous: a descriptor of the file. NCCL looks into it as long as the ranks are
+                together; `close` closes it.
             in_order: add up in the order of the ranks on a GPU, too.
         """
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # ranks share a machine
         own = device if device.type == "cuda" else None
-        store = dist.FileStore(str(rendezvous), share.ranks)  # type: ignore[attr-defined]
+        path = f"/proc/self/fd/{rendezvous}"
+        store = dist.FileStore(path, share.ranks)  # type: ignore[attr-defined]
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend, store=store, rank=share.rank, world_size=share.ranks, device_id=own
         )
-        return cls(share, in_order=in_order or device.type == "cpu")
+        return cls(share, in_order=in_order or device.type == "cpu", rendezvous=rendezvous)
 
     def close(self) -> None:
         """Part; this process may meet others then."""
-        dist.destroy_process_group()
+        if self._rendezvous is not None:
+            dist.destroy_process_group()
+            os.close(self._rendezvous)
 
     def sum(self, summands: Tensor) -> Tensor:
         """Of every rank's tensor; rounded once if it is added up in order."""

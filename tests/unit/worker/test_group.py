@@ -1,32 +1,48 @@
 """Ranks that act as one worker, in processes of their own; this process is rank 0."""
 
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from shutil import copytree
 
 import msgspec
 import pytest
 
+from benchmarks.drill.processes import is_alive
+from pagefleet.manifest import CONFIG_FILE
 from pagefleet.params import SamplingParams
-from pagefleet.settings import WorkerSettings
+from pagefleet.settings import WorkerSettings, flags
 from pagefleet.wire import Plan
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.follower import follow
-from pagefleet_worker.group import Group, Order, load_group, settings_of_ranks
+from pagefleet_worker.group import (
+    Follower,
+    Group,
+    Order,
+    load_group,
+    meet,
+    settings_of_ranks,
+)
 from pagefleet_worker.interface import DeviceLostError, PlanError
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.pending import Pending
 from pagefleet_worker.prepare import prepare
 from pagefleet_worker.ranks import ALONE
+from pagefleet_worker.shares import Share
 from tests.driver import Driver
 from tests.gpu_twin import as_on_gpu
 from tests.models import make_model
+from tests.processes import killed_in_the_end
+from tests.unit.launcher.conftest import wait_until
 from tests.unit.worker.test_engine import (
     load_oracle,
     positions_compared,
@@ -151,12 +167,11 @@ def test_a_follower_computes_what_rank_0_does(
     assert followed == tokens
 
 
-def follower() -> int:
-    """The pid of the only one that this process has."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
-    [found] = [pid for pid, command in commands.items() if b"pagefleet_worker.follower" in command]
-    return found
+def followers_of(pid: int) -> list[int]:
+    """The pids of a process's other ranks."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+    return [child for child, command in commands.items() if b"pagefleet_worker.follower" in command]
 
 
 def test_a_rank_that_dies_is_told_and_ends_the_rest(prepared_model: Prepared) -> None:
@@ -166,12 +181,58 @@ def test_a_rank_that_dies_is_told_and_ends_the_rest(prepared_model: Prepared) ->
     group = load_group(folder, settings, lambda: None, lambda *end: ends.put(end))
     try:
         driver = Driver(group)
-        os.kill(follower(), signal.SIGKILL)
+        [follower] = followers_of(os.getpid())
+        os.kill(follower, signal.SIGKILL)
         assert ends.get(timeout=60) == (1, -signal.SIGKILL)
         with pytest.raises(DeviceLostError):
             driver.run([[1, 2, 3]], [SamplingParams(max_tokens=3, seed=0)])
     finally:
         group.close()
+
+
+@pytest.mark.parametrize(
+    ("rank", "number", "status"), [(1, signal.SIGKILL, 1), (0, signal.SIGTERM, -signal.SIGTERM)]
+)
+def test_a_rank_that_ends_while_loading_leaves_nothing(
+    rank: int, number: int, status: int, prepared_model: Prepared, tmp_path: Path
+) -> None:
+    """Neither a process nor a file."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    settings = replace(SETTINGS, model=str(prepared_model("llama")), tensor_parallel_size=2)
+    command = [sys.executable, "-m", "pagefleet_worker", *flags(settings, WorkerSettings)]
+    worker = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(temporary)})
+    with killed_in_the_end(worker):
+        [follower] = wait_until(lambda: followers_of(worker.pid))
+        os.kill([worker.pid, follower][rank], number)
+        assert worker.wait(60) == status
+        wait_until(lambda: not is_alive(follower))
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"), [({"device": "cuda:9"}, 3), ({}, 4)], ids=["before they met", "after"]
+)
+def test_what_a_rank_alone_refuses_is_told(
+    changes: dict[str, object], layers: int, prepared_model: Prepared, tmp_path: Path
+) -> None:
+    """By the status that keeps the launcher from trying again: here it lacks a device, or its files
+    lack a layer.
+    """
+    folder = Path(copytree(prepared_model("llama"), tmp_path / "own"))
+    config = json.loads((folder / CONFIG_FILE).read_text())
+    (folder / CONFIG_FILE).write_text(json.dumps(config | {"num_hidden_layers": layers}))
+    own = replace(SETTINGS, tensor_parallel_size=2)
+    ends: SimpleQueue[tuple[int, int]] = SimpleQueue()
+    rendezvous = os.memfd_create("ranks")
+    other = replace(own, model=str(folder), **changes)
+    follower = Follower(Share(1, 2), other, rendezvous, lambda *end: ends.put(end))
+    try:
+        if layers == 4:
+            meet(Share(0, 2), own, rendezvous).close()
+        assert ends.get(timeout=60) == (1, 2)
+    finally:
+        follower.close()
 
 
 @pytest.mark.parametrize(
