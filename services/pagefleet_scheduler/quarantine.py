@@ -15,7 +15,8 @@ rows were under way. The rules:
   suspected of nothing else is cleared.
 - A death for which nobody is left to be suspected was chance. Chance may strike a worker twice
   while it computes an innocent alone; so for each such death since a suspect's first one alone, one
-  more is needed to end it. While nothing dies by chance, a request ends three workers at most.
+  more is needed to end it. While nothing dies by chance, a request of one choice ends three workers
+  at most; choices that come to what is deadly after that may end one more each.
 """
 
 from collections.abc import Collection, Iterable
