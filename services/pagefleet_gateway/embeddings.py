@@ -42,18 +42,7 @@ def understand_embedding(content: bytes, model: ServedModel, limits: Limits) -> 
     if not model.manifest.embeds:
         text = "This model's embeddings are more than the states of last tokens, all that is here."
         raise bad_request(text, "model", "unsupported")
-    most = limits.max_model_len
-    prompts = truncated(body, completion_prompts(body, model, "input"), most)
-    if (longest := max(map(len, prompts))) > most:
-        bound = f" ({limits.bound})" if limits.bound else ""
-        raise bad_request(
-            f"This model's maximum context length is {most} tokens{bound}, but input has "
-            f"{longest}; truncate_prompt_tokens cuts it.",
-            "input",
-            "context_length_exceeded",
-        )
-    if not all(prompts):
-        raise bad_request("input has no tokens.", "input")
+    prompts = _prompts(body, model, limits)
     params = SamplingParams(max_tokens=0, seed=0, embedding=asked.dimensions or 0)
     run = uuid4().hex
     return Generation(
@@ -72,6 +61,28 @@ def understand_embedding(content: bytes, model: ServedModel, limits: Limits) -> 
         strict=limits.strict,
         embedding=EmbeddingForm(asked.encoding_format == "base64", asked.dimensions),
     )
+
+
+def _prompts(body: CompletionBody, model: ServedModel, limits: Limits) -> list[list[int]]:
+    """The texts as ids, cut as the body asks; what they are read at stays."""
+    whole, most = completion_prompts(body, model, "input"), limits.max_model_len
+    prompts = truncated(body, whole, most)
+    if (ending := model.tokenizer.ending) and body.truncation_side == "right":
+        prompts = [
+            cut[: -len(ending)] + ending if cut and text[-len(ending) :] == ending else cut
+            for cut, text in zip(prompts, whole, strict=True)
+        ]
+    if not all(prompts):
+        raise bad_request("input has no tokens.", "input")
+    if (longest := max(map(len, prompts))) > most:
+        bound = f" ({limits.bound})" if limits.bound else ""
+        raise bad_request(
+            f"This model's maximum context length is {most} tokens{bound}, but input has "
+            f"{longest}; truncate_prompt_tokens cuts it.",
+            "input",
+            "context_length_exceeded",
+        )
+    return prompts
 
 
 def _as_completion(asked: EmbeddingBody) -> CompletionBody:

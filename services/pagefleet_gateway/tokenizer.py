@@ -8,6 +8,8 @@ Encoding lets the interpreter go (`encode_batch_fast`); call it in a thread.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 import tokenizers
@@ -60,6 +62,13 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; ids that the vocabulary lacks have none."""
         return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def ending(self) -> list[int]:
+        """The ids that the post-processor puts behind every text."""
+        encoding = self.backend.encode("a")
+        added = sum(1 for _ in takewhile(bool, reversed(encoding.special_tokens_mask)))
+        return encoding.ids[len(encoding.ids) - added :]
 
     def check(self, text: str) -> None:
         """Refuse, with a PromptError, text that has no encoding or must be too long.

@@ -12,6 +12,7 @@ import jsonschema
 import openai
 import pytest
 from msgspec import structs
+from tokenizers import Tokenizer, processors
 
 from pagefleet.wire import unpack_floats, unpack_ints
 from pagefleet_gateway.embedding_form import EmbeddingForm
@@ -22,6 +23,7 @@ from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.prompts import MAX_PROMPTS
 from pagefleet_gateway.response_input import understand_response
 from pagefleet_gateway.tenants import prefix_salt
+from pagefleet_gateway.tokenizer import Tokenizer as GatewayTokenizer
 from pagefleet_gateway.understanding import understand_chat, understand_completion
 from pagefleet_worker.prepare import prepare
 from tests.unit.gateway.fake_scheduler import expected_embedding
@@ -31,6 +33,7 @@ from tests.unit.gateway.test_app import Cell, error_of, running_cell, wait_until
 ROUTE = "/v1/embeddings"
 LIMITS = Limits(max_model_len=100)
 HELLO = list(b"hello")
+BOS, EOS = 256, 257
 
 
 def understood(**fields: Any) -> Generation:
@@ -76,6 +79,50 @@ def test_what_a_request_says_of_itself_is_handed_on() -> None:
 )
 def test_long_texts_are_cut_where_asked(fields: dict[str, Any], prompt: bytes) -> None:
     assert understood(**fields).prompts == [list(prompt)]
+
+
+def ending_model() -> ServedModel:
+    """Its tokenizer encloses texts, as those of models for embeddings end them."""
+    backend = Tokenizer.from_str(echo_model().tokenizer.backend.to_str())
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A <|eos|>", special_tokens=[("<|bos|>", BOS), ("<|eos|>", EOS)]
+    )
+    return replace(echo_model(), tokenizer=GatewayTokenizer(backend, 4096))
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, [BOS, *HELLO, EOS]),
+        ({"add_special_tokens": False}, HELLO),
+        ({"truncate_prompt_tokens": 3}, [*b"lo", EOS]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [BOS, *b"h", EOS]),
+        ({"truncate_prompt_tokens": 7, "truncation_side": "right"}, [BOS, *HELLO, EOS]),
+        ({"truncate_prompt_tokens": 1, "truncation_side": "right"}, [EOS]),
+        (
+            {"truncate_prompt_tokens": 3, "truncation_side": "right", "input": [*HELLO, 97]},
+            [*b"hel"],
+        ),
+        (
+            {
+                "truncate_prompt_tokens": 3,
+                "truncation_side": "right",
+                "add_special_tokens": False,
+            },
+            [*b"hel"],
+        ),
+    ],
+)
+def test_a_text_keeps_the_end_that_it_is_read_at(fields: dict[str, Any], prompt: list[int]) -> None:
+    body = json.dumps({"input": "hello"} | fields).encode()
+    assert understand_embedding(body, ending_model(), LIMITS).prompts == [prompt]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_nothing_cannot_be_read(side: str) -> None:
+    body = json.dumps({"input": "a", "truncate_prompt_tokens": 0, "truncation_side": side})
+    with pytest.raises(ApiError, match="input has no tokens"):
+        understand_embedding(body.encode(), ending_model(), LIMITS)
 
 
 @pytest.mark.parametrize(
