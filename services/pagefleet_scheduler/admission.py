@@ -153,7 +153,8 @@ class Admission:
             f"{request.params.max_tokens}, are more than a worker can hold; the longest sequence "
             f"that one can hold has {self.longest}."
         )
-        self._requests.refuse(request, Reason.TOO_LONG, text, "max_tokens")
+        fault = "max_tokens" if request.params.max_tokens else None
+        self._requests.refuse(request, Reason.TOO_LONG, text, fault)
 
     def check(self) -> None:
         """Assert the invariants."""

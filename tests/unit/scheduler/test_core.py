@@ -120,11 +120,17 @@ def test_many_that_fit_nowhere_keep_nobody_waiting(cell: Cell) -> None:
     assert len(cell.plans()) == 2
 
 
-def test_what_can_never_fit_is_refused_at_once(cell: Cell) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "param"), [(10, 8, "max_tokens"), (17, 1, "max_tokens"), (17, 0, None)]
+)
+def test_what_can_never_fit_is_refused_at_once(
+    prompt: int, tokens: int, param: str | None, cell: Cell
+) -> None:
+    """Where no token is asked for it is not their number's fault."""
     cell.join(blocks=4)
-    (rejected,) = cell.submit(prompt=10, max_tokens=8)
+    (rejected,) = cell.submit(prompt=prompt, max_tokens=tokens)
     assert isinstance(rejected, Rejected)
-    assert (rejected.reason, rejected.param) == (Reason.TOO_LONG, "max_tokens")
+    assert (rejected.reason, rejected.param) == (Reason.TOO_LONG, param)
     assert "16" in rejected.text
     assert not cell.scheduler.requests
 
