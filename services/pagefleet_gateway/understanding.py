@@ -9,7 +9,7 @@ from typing import Final, Literal
 from uuid import uuid4
 
 from pagefleet.params import SamplingParams
-from pagefleet.wire import ChoiceState, Submit, pack_ints
+from pagefleet.wire import ChoiceState, Submit, pack_ints, size_of
 from pagefleet_gateway.errors import bad_request
 from pagefleet_gateway.generation import Generation, Limits
 from pagefleet_gateway.grammars import Structure
@@ -40,6 +40,9 @@ STREAM_WINDOW: Final = 256
 
 MAX_PROMPT_LOGPROBS: Final = 1 << 20
 """Logprobs of prompts that one answer shows; a gateway needs a third of a KB for each."""
+
+MAX_REPEATED_BYTES: Final = 32 * 2**20
+"""Of parameters, which the scheduler is told with each prompt of a body."""
 
 ANSWER_SHARE: Final = 4
 """One part in so many of the context is kept for an answer for which turns may be dropped."""
@@ -248,6 +251,7 @@ def submits_of(
 ) -> list[Submit]:
     """What the scheduler is asked for: of each prompt, as many choices of the same parameters."""
     _check_prompt_logprobs(body, prompts, params, choices)
+    _check_repeated(prompts, params)
     tenant = limits.tenant
     salt = prefix_salt(tenant.digest, body.cache_salt)
     prediction = pack_ints(predicted(body, model))
@@ -282,6 +286,16 @@ def _check_prompt_logprobs(
             f"{field} asks for {count} logprobs of prompts, which each choice shows, but "
             f"{MAX_PROMPT_LOGPROBS} are the most.",
             field,
+        )
+
+
+def _check_repeated(prompts: list[list[int]], params: SamplingParams) -> None:
+    size = size_of(params)
+    if len(prompts) * size > MAX_REPEATED_BYTES:
+        raise bad_request(
+            f"Each of the {len(prompts)} prompts takes along {size} bytes of what else is asked "
+            f"for, a grammar most of all, but {MAX_REPEATED_BYTES} together are the most.",
+            "prompt",
         )
 
 

@@ -19,7 +19,7 @@ from pagefleet.wire.gateways import (
     Welcome,
 )
 from pagefleet.wire.memory import Inspect, Snapshot
-from pagefleet.wire.parts import Message, Part, Refused
+from pagefleet.wire.parts import Message, Refused
 from pagefleet.wire.workers import Fence, Join, Plan, Result, WorkerBeat, WorkerBye, WorkerHello
 
 PROTOCOL = 3
@@ -75,8 +75,8 @@ def frames_of(message: Message) -> list[bytes]:
     return [frame for part in parts for frame in frames_of(part)]
 
 
-def size_of(part: Part) -> int:
-    """Bytes that a part takes of a frame."""
+def size_of(part: msgspec.Struct) -> int:
+    """Bytes that a part of a message takes of a frame."""
     return len(_encoder.encode(part))
 
 
