@@ -8,7 +8,13 @@ from pagefleet.wire import Logprobs, unpack_ints
 from pagefleet_scheduler.beam import Answer, BeamSearch
 from pagefleet_scheduler.decoding import concatenate
 from pagefleet_worker.echo import EchoEngine
-from pagefleet_worker.echo_decoder import Chain, EchoDecoder, echo_tokens, tenant_of
+from pagefleet_worker.echo_decoder import (
+    Chain,
+    EchoDecoder,
+    echo_embedding,
+    echo_tokens,
+    tenant_of,
+)
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.sparse_logits import pack_logprobs
 from tests.byte_grammars import byte_grammars
@@ -73,6 +79,7 @@ class EchoCell(Cell):
             if client.submit.params.beam_width and client.submit.params.max_tokens:
                 self._compare_beams(client)
                 continue
+            self._compare_embedding(client)
             for choice, tokens in client.tokens.items():
                 submit = client.submit
                 expected = echo_tokens(
@@ -84,6 +91,14 @@ class EchoCell(Cell):
                 assert concatenate(client.logprobs[choice]) == concatenate(
                     expected.logprobs[: len(tokens)]
                 )
+
+    def _compare_embedding(self, client: Client) -> None:
+        submit, dimensions = client.submit, client.submit.params.embedding
+        if dimensions is not None and client.finished:
+            prompt = unpack_ints(submit.prompt)
+            assert client.embedding == echo_embedding(prompt, dimensions, submit.salt)
+        else:
+            assert client.embedding is None
 
     def _compare_beams(self, client: Client) -> None:
         answers = echo_beams(unpack_ints(client.submit.prompt), client.submit.params)

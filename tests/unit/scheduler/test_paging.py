@@ -12,6 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from pagefleet.params import SamplingParams
 from tests.echo_cell import EchoCell
 
+EMBEDDING = SamplingParams(max_tokens=0, seed=0, embedding=0)
+
 
 def some_params(draw: random.Random, **fixed: object) -> SamplingParams:
     """Parameters that make use of everything that depends on history."""
@@ -57,8 +59,10 @@ def test_many_requests_at_once(
         lookahead=lookahead,
     )
     cell.join()
-    for _ in range(16):
+    for number in range(16):
         salt = draw.choice([b"", b"tenant"])
+        if number % 4 == 0:
+            cell.submit(some_prompt(draw), EMBEDDING, salt=salt)
         cell.submit(some_prompt(draw), some_params(draw), choices=draw.choice([1, 1, 4]), salt=salt)
     cell.run()
     cell.compare()
@@ -163,6 +167,10 @@ class Life(RuleBasedStateMachine):
     def submit(self, choices: int) -> None:
         params = some_params(self.draw, max_tokens=self.draw.randint(0, 15))
         self.cell.submit(some_prompt(self.draw, 30), params, choices)
+
+    @rule(choices=st.sampled_from([1, 1, 3]))
+    def embed(self, choices: int) -> None:
+        self.cell.submit(some_prompt(self.draw, 30), EMBEDDING, choices)
 
     @rule()
     def search(self) -> None:
