@@ -42,7 +42,7 @@ MAX_PROMPT_LOGPROBS: Final = 1 << 20
 """Logprobs of prompts that one answer shows; a gateway needs a third of a KB for each."""
 
 MAX_REPEATED_BYTES: Final = 32 * 2**20
-"""Of parameters, which the scheduler is told with each prompt of a body."""
+"""Of parameters and a prediction, which the scheduler is told with each prompt of a body."""
 
 ANSWER_SHARE: Final = 4
 """One part in so many of the context is kept for an answer for which turns may be dropped."""
@@ -251,10 +251,10 @@ def submits_of(
 ) -> list[Submit]:
     """What the scheduler is asked for: of each prompt, as many choices of the same parameters."""
     _check_prompt_logprobs(body, prompts, params, choices)
-    _check_repeated(prompts, params)
     tenant = limits.tenant
     salt = prefix_salt(tenant.digest, body.cache_salt)
     prediction = pack_ints(predicted(body, model))
+    _check_repeated(prompts, size_of(params) + len(prediction))
     return [
         Submit(
             request=request_id(run, number),
@@ -289,12 +289,11 @@ def _check_prompt_logprobs(
         )
 
 
-def _check_repeated(prompts: list[list[int]], params: SamplingParams) -> None:
-    size = size_of(params)
+def _check_repeated(prompts: list[list[int]], size: int) -> None:
     if len(prompts) * size > MAX_REPEATED_BYTES:
         raise bad_request(
             f"Each of the {len(prompts)} prompts takes along {size} bytes of what else is asked "
-            f"for, a grammar most of all, but {MAX_REPEATED_BYTES} together are the most.",
+            f"for, as a grammar or a prediction, but {MAX_REPEATED_BYTES} together are the most.",
             "prompt",
         )
 

@@ -334,12 +334,18 @@ def test_an_answer_shows_a_million_logprobs_of_prompts_at_most(
     assert (caught.value.status, caught.value.param) == (400, field)
 
 
-def test_a_large_grammar_is_not_for_a_thousand_prompts() -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"choice": ["b" * 50_000]}},
+        {"prediction": {"type": "content", "content": "b" * 12_000}},
+    ],
+)
+def test_a_large_grammar_is_not_for_a_thousand_prompts(fields: dict[str, Any]) -> None:
     """Of 690 KB, with 1,024 prompts, it took 1.5 GB of the scheduler."""
-    outputs = {"choice": ["b" * 50_000]}
-    completion(prompt=["a"] * 500, structured_outputs=outputs)
+    completion(prompt=["a"] * 500, **fields)
     with pytest.raises(ApiError) as caught:
-        completion(prompt=["a"] * 1000, structured_outputs=outputs)
+        completion(prompt=["a"] * 1000, **fields)
     assert (caught.value.status, caught.value.param) == (400, "prompt")
     assert "1000 prompts" in caught.value.message
 
