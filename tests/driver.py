@@ -58,6 +58,7 @@ class Flight:
             stream = self.streams[prompt.row]
             stream.prompt_logprobs.append((prompt.position, prompt.logprobs))
         for row, embedding in result.embeddings:
+            assert self.streams[row].embedding is None
             self.streams[row].embedding = embedding
         for error in result.errors:
             self.streams[error.row].errors.append(error.text)
