@@ -1,6 +1,6 @@
 """Which requests are taken in: bounds, deadlines, and those that go on with an earlier one."""
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from pagefleet.wire import Moved, Reason, Rejected, Submit, unpack_ints
 from pagefleet_scheduler.departures import Departures, can_move
@@ -9,6 +9,9 @@ from pagefleet_scheduler.placement import Placement
 from pagefleet_scheduler.queue import Room
 from pagefleet_scheduler.requests import Requests
 from pagefleet_scheduler.sequence import Request
+
+_DEADLINES_TO_SPARE = 1000
+"""Of requests that have ended, which are kept before they are looked for."""
 
 
 class Admission:
@@ -86,7 +89,7 @@ class Admission:
             deadline=None if submit.left is None else now + submit.left,
         )
         if request.deadline is not None:
-            heappush(self._deadlines, (request.deadline, request.id))
+            self._expect(request.deadline, request.id)
         return request
 
     # --- streams that go on ---------------------------------------------------------------------
@@ -133,6 +136,13 @@ class Admission:
             request = self._requests.get(id)
             if request is not None and request.deadline == deadline:
                 self._requests.time_out(request)
+
+    def _expect(self, deadline: float, id: str) -> None:
+        """Remember a deadline; most requests end before theirs, and leave it here for a while."""
+        if len(self._deadlines) > 2 * len(self._requests) + _DEADLINES_TO_SPARE:
+            self._deadlines = [each for each in self._deadlines if self._requests.get(each[1])]
+            heapify(self._deadlines)
+        heappush(self._deadlines, (deadline, id))
 
     # --- what nobody can take -------------------------------------------------------------------
 

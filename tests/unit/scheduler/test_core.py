@@ -299,6 +299,18 @@ def test_a_later_attempt_has_its_own_deadline(cell: Cell) -> None:
         assert len(cell.scheduler.requests) == expected
 
 
+def test_deadlines_of_requests_that_have_ended_do_not_pile_up(cell: Cell) -> None:
+    epoch = cell.join()
+    cell.submit("stays", max_tokens=50, left=60.0)
+    for number in range(3000):
+        cell.submit(f"r{number}", max_tokens=50, left=3600.0)
+        cell.tell(b"g", Abort(f"r{number}", 0))
+    assert len(cell.scheduler.admission._deadlines) < 1100
+    cell.now += 61
+    cell.tell(b"w", WorkerBeat(epoch, 9, True))
+    assert not cell.scheduler.requests
+
+
 def test_a_credit_that_was_overtaken_takes_nothing_back(cell: Cell) -> None:
     cell.join()
     cell.submit(max_tokens=9, window=1)
