@@ -39,7 +39,7 @@ from pagefleet_worker.ranks import Ranks
 from pagefleet_worker.shares import Share
 from pagefleet_worker.transfer import use
 
-_VERDICT_SECONDS = 5.0
+_VERDICT_SECONDS = 1.0
 """That the end of ranks may take to be seen, once others failed to reach them."""
 
 
@@ -103,7 +103,7 @@ def settings_of_ranks(settings: WorkerSettings) -> list[WorkerSettings]:
         names = ["cpu"] * ranks
     elif names == ["cuda"]:
         names = [f"cuda:{index}" for index in range(ranks)]
-    elif len(set(names)) != ranks or len(names) != ranks:
+    elif len(names) != ranks or len({*names} - {"cpu", "cuda", "auto"}) != ranks:
         raise ModelError(
             f"--tensor-parallel-size {ranks} takes {ranks} different devices, and --device "
             f"{settings.device} names others; write for example --device cuda."

@@ -242,6 +242,8 @@ def test_what_a_rank_alone_refuses_is_told(
         ({"tensor_parallel_size": 3}, "3 devices cannot share 4 attention heads"),
         ({"device": "cuda:0,cuda:0"}, "takes 2 different devices, and --device cuda:0,cuda:0"),
         ({"device": "cuda:0,cuda:1,cuda:2"}, "takes 2 different devices"),
+        ({"device": "cuda:0,cpu"}, "takes 2 different devices"),
+        ({"device": "cuda,cuda:1"}, "takes 2 different devices"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_before_anything_starts(
