@@ -77,6 +77,8 @@ class Answer:
                 self.choices[index].numerics = had.numerics
                 self._going.remove(index)
         self._by_request = {prompt.request: prompt for prompt in self.prompts}
+        self._usage: Usage | None = None
+        """As of the latest news, once it was asked for: each event of a stream may tell it."""
 
     def __repr__(self) -> str:
         done = sum(choice.finished for choice in self.choices.values())
@@ -99,6 +101,11 @@ class Answer:
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
+        if self._usage is None:
+            self._usage = self._counted()
+        return self._usage
+
+    def _counted(self) -> Usage:
         prompt = sum(len(prompt.tokens) for prompt in self.prompts)
         completion = sum(choice.count for choice in self.choices.values())
         cached = PromptTokensDetails(sum(prompt.cached or 0 for prompt in self.prompts))
@@ -135,6 +142,7 @@ class Answer:
 
     def take(self, news: Iterable[News]) -> dict[int, Piece]:
         """What became certain with the news, by choice, of each that there are news of."""
+        self._usage = None
         pieces: dict[int, list[Piece]] = defaultdict(list)
         for item in news:
             match item:

@@ -81,7 +81,7 @@ def echoed(body: CompletionBody, prompts: list[list[int]], model: ServedModel) -
         if texts:
             return texts
     skip = body.skip_special_tokens is not False
-    return [model.tokenizer.decode(tokens, skip_special_tokens=skip) for tokens in prompts]
+    return model.tokenizer.decode_all(prompts, skip_special_tokens=skip)
 
 
 def continued(body: ChatBody) -> str:

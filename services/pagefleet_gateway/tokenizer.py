@@ -4,7 +4,8 @@ A completion's prompt is encoded as transformers' AutoTokenizer does: special to
 recognised and the post-processor adds its own (a beginning-of-sequence token). Chat prompts are
 encoded by `chat_prompt`.
 
-Encoding lets the interpreter go (`encode_batch_fast`); call it in a thread.
+Encoding and decoding let the interpreter go (`encode_batch_fast`, `decode_batch`; the backend's
+`decode` does not); call them in a thread.
 """
 
 from collections.abc import Sequence
@@ -61,7 +62,14 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; ids that the vocabulary lacks have none."""
-        return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        (text,) = self.decode_all([token_ids], skip_special_tokens)
+        return text
+
+    def decode_all(
+        self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True
+    ) -> list[str]:
+        """The text of each of several."""
+        return self.backend.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
 
     @cached_property
     def ending(self) -> list[int]:

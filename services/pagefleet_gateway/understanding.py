@@ -9,7 +9,8 @@ from typing import Final, Literal
 from uuid import uuid4
 
 from pagefleet.params import SamplingParams
-from pagefleet.wire import ChoiceState, Submit, pack_ints, size_of
+from pagefleet.wire import ChoiceState, Submit, pack_ints
+from pagefleet_gateway.bounds import check_bounds, check_echo
 from pagefleet_gateway.errors import bad_request
 from pagefleet_gateway.generation import Generation, Limits
 from pagefleet_gateway.grammars import Structure
@@ -37,12 +38,6 @@ from pagefleet_gateway.tools import ToolUse, tool_use
 DEFAULT_COMPLETION_TOKENS: Final = 16
 STREAM_WINDOW: Final = 256
 """Tokens of a choice that are generated ahead of a client that does not read."""
-
-MAX_PROMPT_LOGPROBS: Final = 1 << 20
-"""Logprobs of prompts that one answer shows; a gateway needs a third of a KB for each."""
-
-MAX_REPEATED_BYTES: Final = 32 * 2**20
-"""Of parameters and a prediction, which the scheduler is told with each prompt of a body."""
 
 ANSWER_SHARE: Final = 4
 """One part in so many of the context is kept for an answer for which turns may be dropped."""
@@ -80,6 +75,8 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
         prompt_logprobs=either(body.logprobs if body.echo else None, body.prompt_logprobs, -1),
         structure=_structure(body, body.response_format, model),
     )
+    echo = echoed(body, prompts, model) if body.echo else None
+    check_echo(echo or [], best_of)
     run = uuid4().hex
     return Generation(
         kind="completion",
@@ -92,7 +89,7 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
         n=n,
         best_of=best_of,
         logprobs=body.logprobs,
-        echo=echoed(body, prompts, model) if body.echo else None,
+        echo=echo,
         ignored=parsed.ignored,
         strict=limits.strict,
         shrinks=body.max_tokens is None,
@@ -250,11 +247,10 @@ def submits_of(
     limits: Limits,
 ) -> list[Submit]:
     """What the scheduler is asked for: of each prompt, as many choices of the same parameters."""
-    _check_prompt_logprobs(body, prompts, params, choices)
     tenant = limits.tenant
     salt = prefix_salt(tenant.digest, body.cache_salt)
     prediction = pack_ints(predicted(body, model))
-    _check_repeated(prompts, size_of(params) + len(prediction))
+    check_bounds(body, prompts, params, choices, prediction)
     return [
         Submit(
             request=request_id(run, number),
@@ -272,30 +268,6 @@ def submits_of(
         )
         for number, tokens in enumerate(prompts)
     ]
-
-
-def _check_prompt_logprobs(
-    body: GenerationBody, prompts: list[list[int]], params: SamplingParams, choices: int
-) -> None:
-    if params.prompt_logprobs is None:
-        return
-    count = sum(map(len, prompts)) * choices * (1 + params.prompt_logprobs)
-    if count > MAX_PROMPT_LOGPROBS:
-        field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
-        raise bad_request(
-            f"{field} asks for {count} logprobs of prompts, which each choice shows, but "
-            f"{MAX_PROMPT_LOGPROBS} are the most.",
-            field,
-        )
-
-
-def _check_repeated(prompts: list[list[int]], size: int) -> None:
-    if len(prompts) * size > MAX_REPEATED_BYTES:
-        raise bad_request(
-            f"Each of the {len(prompts)} prompts takes along {size} bytes of what else is asked "
-            f"for, as a grammar or a prediction, but {MAX_REPEATED_BYTES} together are the most.",
-            "prompt",
-        )
 
 
 def check_shared(body: CommonBody, model: ServedModel, limits: Limits) -> None:

@@ -317,40 +317,6 @@ def test_a_beam_search(fields: dict[str, Any], expected: tuple[int, float, bool 
 
 
 @pytest.mark.parametrize(
-    ("field", "fields"),
-    [
-        ("prompt_logprobs", {"prompt_logprobs": 20}),
-        ("prompt_logprobs", {"prompt_logprobs": 1, "n": 16}),
-        ("logprobs", {"echo": True, "logprobs": 20}),
-    ],
-)
-def test_an_answer_shows_a_million_logprobs_of_prompts_at_most(
-    field: str, fields: dict[str, Any]
-) -> None:
-    prompts = [[7] * 80] * 800
-    completion(prompt=prompts[:300], **fields)
-    with pytest.raises(ApiError) as caught:
-        completion(prompt=prompts, **fields)
-    assert (caught.value.status, caught.value.param) == (400, field)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"structured_outputs": {"choice": ["b" * 50_000]}},
-        {"prediction": {"type": "content", "content": "b" * 12_000}},
-    ],
-)
-def test_a_large_grammar_is_not_for_a_thousand_prompts(fields: dict[str, Any]) -> None:
-    """Of 690 KB, with 1,024 prompts, it took 1.5 GB of the scheduler."""
-    completion(prompt=["a"] * 500, **fields)
-    with pytest.raises(ApiError) as caught:
-        completion(prompt=["a"] * 1000, **fields)
-    assert (caught.value.status, caught.value.param) == (400, "prompt")
-    assert "1000 prompts" in caught.value.message
-
-
-@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("beam_width", 1),

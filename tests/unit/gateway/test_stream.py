@@ -239,6 +239,25 @@ def test_usage_in_every_chunk() -> None:
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [2, 3]
 
 
+def test_usage_is_counted_once_for_all_chunks_that_come_together() -> None:
+    """Each of 16,000 chunks counted all choices: a body of 5 KB ended its gateway as hung."""
+
+    class Counted(list[int]):
+        counts = 0
+
+        def __len__(self) -> int:
+            type(self).counts += 1
+            return super().__len__()
+
+    options = {"continuous_usage_stats": True}
+    answer = answer_to(prompt=["ab"] * 200, n=10, stream=True, stream_options=options)
+    answer.prompts[0].tokens = Counted(answer.prompts[0].tokens)
+    news = [item for index in answer.choices for item in outputs(answer, ["a"], index)]
+    events = Renderer(answer, echo_model()).events(answer.take(news))
+    assert events.count(b'"completion_tokens":2000,') == 2000
+    assert Counted.counts < 20
+
+
 def test_a_stream_without_usage_does_not_speak_of_it() -> None:
     answer = answer_to(stream=True)
     assert all("usage" not in chunk for chunk in streamed(answer, outputs(answer, ["a", "b"])))
