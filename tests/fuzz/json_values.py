@@ -70,7 +70,10 @@ PLAUSIBLE: dict[str, tuple[Any, ...]] = {
         [{"role": "user", "content": "a"}, _CALL, _OUTPUT, _THOUGHT],
         [_THOUGHT],
         "",
+        ["a", "b"],
+        [[97], [98, 99]],
     ),
+    "dimensions": (1, 5, 16, 17),
     "messages": (
         [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}],
         [{"role": "assistant", "tool_calls": [_CALLED]}, {"role": "tool", "content": "a"}],
