@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pagefleet.manifest import Weights
 from pagefleet_worker.config import DecoderConfig, load_config
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.shares import Share
 from pagefleet_worker.weights import LayerWeights, load_weights
-from tests.unit.worker.test_weights import CPU, files_of
+from tests.unit.worker.test_weights import CPU, files_of, write_gguf
 
 Prepared = Callable[[str], Path]
 
@@ -80,7 +81,18 @@ def test_the_shares_of_all_ranks_are_the_model(
     name: str, ranks: int, small_model: Prepared
 ) -> None:
     folder = small_model(name)
-    config, files = load_config(folder), files_of(folder)
+    assert_shared(files_of(folder), load_config(folder), ranks)
+
+
+def test_the_shares_of_a_gguf_file_are_the_model(small_model: Prepared, tmp_path: Path) -> None:
+    """Whose queries and keys lie in another order, and in blocks that no share may cut."""
+    folder = small_model("llama")
+    path = write_gguf(tmp_path / "model.gguf", folder, ["Q8_0", "Q4_0"])
+    assert_shared(Weights("gguf", (str(path),)), load_config(folder), 4)
+
+
+def assert_shared(files: Weights, config: DecoderConfig, ranks: int) -> None:
+    """Each tensor of the files is what the ranks have of it, put together."""
     shares = [Share(rank, ranks) for rank in range(ranks)]
     whole, *parts = (
         load_weights(files, config, torch.float32, CPU, lambda *_: None, share=share)
