@@ -23,6 +23,10 @@ from pagefleet_gateway.schema import INERT, RENAMED, UNSUPPORTED, ChatBody, Comp
 
 MAX_FIELDS: Final = 256
 
+MAX_CONTAINERS: Final = 100_000
+"""Lists and objects in a body: the interpreter makes a million without a pause for others, and
+collects garbage meanwhile, for which all streams would wait for a second."""
+
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
@@ -42,6 +46,9 @@ def _fields(body: type[msgspec.Struct]) -> frozenset[str]:
 _BODIES: Final = (CompletionBody, ChatBody, ResponseBody, EmbeddingBody)
 _ALL_KNOWN = {*UNSUPPORTED}.union(*map(_fields, _BODIES))
 _NEAR = 0.85
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
+"""In JSON; what does not end is one, too, so that nothing is looked at twice."""
+
 _ERROR_PATH = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.(?P<path>.*)`)?$", re.DOTALL)
 _HINTS: Final = {
     re.compile(r"messages\[\d+\]\.content\[\d+\]\.type"): "only parts of type text are supported",
@@ -72,6 +79,8 @@ def parse(content: bytes, body: type[_Body]) -> Parsed[_Body]:
 
 
 def _load(content: bytes) -> dict[str, Any]:
+    if _containers(content) > MAX_CONTAINERS < _containers(_STRING.sub(b"", content)):
+        raise bad_request(f"The body's JSON has more than {MAX_CONTAINERS} lists and objects.")
     try:
         document = msgspec.json.decode(content)
         json.loads(content, object_pairs_hook=_refuse_repeats)
@@ -84,6 +93,11 @@ def _load(content: bytes) -> dict[str, Any]:
     if len(document) > MAX_FIELDS:
         raise bad_request(f"The body has more than {MAX_FIELDS} fields.")
     return document
+
+
+def _containers(content: bytes) -> int:
+    """Lists and objects in JSON, where its strings have no brackets."""
+    return content.count(b"[") + content.count(b"{")
 
 
 def _refuse_repeats(pairs: list[tuple[str, Any]]) -> None:

@@ -20,6 +20,9 @@ from pagefleet_gateway.structured import ResponseFormat, StructuredOutputs
 from pagefleet_gateway.tools import MAX_TOOLS, ToolCall, ToolChoice, Tools
 
 MAX_STOP_STRINGS: Final = 16
+MAX_STOP_CHARACTERS: Final = 1024
+"""Of each: text that may still become one is held back, and looked through as it grows."""
+
 MAX_LISTED: Final = 1024
 """Entries of the lists of ids and words that shape sampling."""
 
@@ -37,6 +40,7 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_LISTED)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Word = Annotated[str, Meta(min_length=1)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Truncation = Annotated[int, Meta(ge=-1, le=_INT32_MAX)]
 Side: TypeAlias = Literal["left", "right"]
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -113,7 +117,7 @@ class CommonBody(RequestBody, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Word | Annotated[list[Word], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None

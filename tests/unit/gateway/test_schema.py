@@ -64,6 +64,8 @@ BAD_FOR_BOTH: list[tuple[str, Any]] = [
     ("stop", ""),
     ("stop", ["a", ""]),
     ("stop", ["a"] * 17),
+    ("stop", "a" * 1025),
+    ("stop", ["a", "b" * 1025]),
     ("stop", 5),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", [10**6]),
