@@ -26,6 +26,10 @@ MAX_ECHOED_CHARACTERS: Final = 1 << 22
 MAX_PROMPT_LOGPROBS: Final = 1 << 20
 """Logprobs of prompts that one answer shows; a gateway needs a third of a KB for each."""
 
+MAX_KEPT: Final = 1 << 22
+"""Tokens and logprobs that an answer in one body may have: a gateway keeps them to its end, and
+needs a quarter of a KB for each."""
+
 MAX_REPEATED_BYTES: Final = 32 * 2**20
 """Of parameters and a prediction, which the scheduler is told with each prompt of a body."""
 
@@ -48,6 +52,7 @@ def check_bounds(
     tokens = sum(map(len, prompts)) * choices
     _check_shown(body, tokens)
     _check_prompt_logprobs(body, params, tokens)
+    _check_kept(body, params, len(prompts) * choices)
     _check_repeated(len(prompts), size_of(params) + len(prediction))
 
 
@@ -94,6 +99,16 @@ def _check_prompt_logprobs(body: GenerationBody, params: SamplingParams, tokens:
             f"{field} asks for {count} logprobs of prompts, which each choice shows, but "
             f"{MAX_PROMPT_LOGPROBS} are the most.",
             field,
+        )
+
+
+def _check_kept(body: GenerationBody, params: SamplingParams, answers: int) -> None:
+    count = answers * params.max_tokens * (1 + (params.logprobs or 0))
+    if not body.stream and count > MAX_KEPT:
+        raise bad_request(
+            f"{answers} choices of {params.max_tokens} tokens may come to {count} tokens and "
+            f"logprobs, but {MAX_KEPT} are the most in one body; set stream, or ask for fewer.",
+            "max_tokens" if params.logprobs is None else "logprobs",
         )
 
 

@@ -1,10 +1,20 @@
-"""Parts of what the scheduler sends: outputs and logprobs cut at a token."""
+"""Parts of what the scheduler sends: outputs and logprobs cut at a token, and their sizes."""
 
 from collections.abc import Iterator
 
 import msgspec
 
-from pagefleet.wire import Logprobs, Output
+from pagefleet.wire import Logprobs, Output, PromptOutput, Rejected
+
+_ITEM_BYTES = 64
+"""That an item is worth, however little it brings."""
+
+
+def size(item: Output | PromptOutput | Rejected) -> int:
+    """About how many bytes are to be made into text."""
+    logprobs = None if isinstance(item, Rejected) else item.logprobs
+    tokens = len(item.tokens) if isinstance(item, Output) else 0
+    return _ITEM_BYTES + tokens + (len(logprobs.top_ids) + len(logprobs.top) if logprobs else 0)
 
 
 def count(logprobs: Logprobs) -> int:

@@ -155,7 +155,8 @@ class _Turns:
             case "function_call":
                 function = FunctionCall(item.name or "", item.arguments or "")
                 turn = self._turn()
-                turn.tool_calls = [*(turn.tool_calls or []), ToolCall(item.call_id or "", function)]
+                turn.tool_calls = turn.tool_calls or []
+                turn.tool_calls.append(ToolCall(item.call_id or "", function))
             case "function_call_output":
                 self._other(ChatMessage("tool", joined(item.output), tool_call_id=item.call_id))
             case "reasoning" if thoughts := joined(item.content or item.summary):

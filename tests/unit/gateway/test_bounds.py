@@ -65,6 +65,24 @@ def test_choices_repeat_a_few_megabytes_of_prompts_at_most(
 
 
 @pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("max_tokens", {"n": 2}),
+        ("logprobs", {"logprobs": 3}),
+        ("logprobs", {"n": 2, "logprobs": 0}),
+    ],
+)
+def test_an_answer_in_one_body_is_bounded_and_a_stream_is_not(
+    field: str, fields: dict[str, Any]
+) -> None:
+    """4,300,000 logprobs took 1.1 GB of a gateway, and nothing kept a body from more of them."""
+    many = {"prompt": ["a"] * 800, "max_tokens": 4000, **fields}
+    completion(**many | {"max_tokens": 800})
+    completion(**many | {"stream": True})
+    assert refusal(**many).param == field
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"structured_outputs": {"choice": ["b" * 50_000]}},

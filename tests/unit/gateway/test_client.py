@@ -17,8 +17,9 @@ from pagefleet.wire import (
     pack_ints,
     unpack_ints,
 )
-from pagefleet_gateway.client import ClientGone, Mailbox, SchedulerClient
-from tests.unit.gateway.fake_scheduler import FakeScheduler, expected_token
+from pagefleet_gateway.client import TURN_BYTES, ClientGone, Mailbox, SchedulerClient
+from pagefleet_gateway.outputs import size
+from tests.unit.gateway.fake_scheduler import FakeScheduler, expected_token, logprobs_of
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -156,6 +157,35 @@ def test_it_says_once_why_it_is_refused(
         )
 
     asyncio.run(talk())
+
+
+@pytest.mark.parametrize("alternatives", [None, 0, 20])
+def test_a_request_takes_some_news_at_a_time(alternatives: int | None) -> None:
+    """2,048 streams of logprobs in one request kept all others waiting for 1.6 s."""
+    logprobs = None if alternatives is None else logprobs_of([7] * 8, alternatives)
+    item = Output("r", 1, 0, 0, pack_ints([7] * 8), logprobs)
+
+    async def taken() -> tuple[int, list[int]]:
+        mailbox, turns, others = Mailbox(), [], 0
+
+        async def other() -> None:
+            nonlocal others
+            while True:
+                others += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        for _ in range(3000):
+            mailbox.put(item)
+        while sum(turns) < 3000:
+            turns.append(len(await mailbox.take(5.0)))
+        task.cancel()
+        return others, turns
+
+    others, turns = asyncio.run(taken())
+    assert sum(turns) == 3000
+    assert others >= len(turns) > 5
+    assert max(turns) <= 1 + TURN_BYTES // size(item)
 
 
 def test_leaving_the_context_aborts(scheduler: FakeScheduler) -> None:
