@@ -87,7 +87,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
         async with gateway.client.running(), exchanging:
             yield
         lag.cancel()
-        gateway.threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (gateway.threads, gateway.large_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
         if gateway.tracer is not None:
             gateway.tracer.close()
 

@@ -24,6 +24,10 @@ DRAINING: Final = "This server is shutting down."
 _THREADS: Final = 8
 """Some of them wait for helper processes; many that compute would keep the GIL from the loop."""
 
+_LARGE_BODY: Final = 1 << 18
+_LARGE_THREADS: Final = 2
+"""For bodies of so many bytes or more, which take up to seconds: no other waits behind them."""
+
 
 class Context(NamedTuple):
     """Tokens that a request may have, and what makes them less than the model's own, in words."""
@@ -42,6 +46,9 @@ class Gateway:
     metrics: Metrics
     keyring: Keyring = field(default_factory=Keyring)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS))
+    large_threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(_LARGE_THREADS)
+    )
     keep_alive: float = KEEP_ALIVE_SECONDS
     resume_secret: bytes = field(default_factory=lambda: os.urandom(32))
     """Signs the ids by which streams are resumed, here or at a gateway with the same."""
@@ -50,6 +57,10 @@ class Gateway:
     """With the other gateways of its port."""
     draining: bool = False
     """It finishes what it has, and takes nothing more."""
+
+    def threads_for(self, content: bytes) -> ThreadPoolExecutor:
+        """Where a body is understood."""
+        return self.threads if len(content) < _LARGE_BODY else self.large_threads
 
     @property
     def max_model_len(self) -> int:

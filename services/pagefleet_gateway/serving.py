@@ -63,7 +63,7 @@ class GenerationRoute(PostRoute):
         loop = asyncio.get_running_loop()
         last_event_id = dict(scope["headers"]).get(b"last-event-id")
         answer, ticket = await loop.run_in_executor(
-            gateway.threads, self._begin, content, record, last_event_id
+            gateway.threads_for(content), self._begin, content, record, last_event_id
         )
         generation = answer.generation
         headers: _Headers = []

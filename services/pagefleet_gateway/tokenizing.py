@@ -85,7 +85,7 @@ class TokenizerRoute(PostRoute):
         gateway = self._gateway
         loop = asyncio.get_running_loop()
         arguments = content, gateway.model, gateway.max_model_len
-        done = await loop.run_in_executor(gateway.threads, self._work, *arguments)
+        done = await loop.run_in_executor(gateway.threads_for(content), self._work, *arguments)
         await as_json(done)(scope, receive, send)
 
 
