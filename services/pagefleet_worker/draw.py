@@ -53,11 +53,11 @@ class Draw:
 
     def forbidden(self) -> set[int]:
         """Tokens that bad words and `min_tokens` rule out at this position."""
-        tokens = {word[-1] for word in self.params.bad_words if self._follows(word[:-1])}
+        tokens: set[int] = set()
+        for length, endings in self.params.bad_endings.items():
+            start = len(self.history) - length
+            if start >= 0:
+                tokens.update(endings.get(tuple(self.history[start:]), ()))
         if self.position < self.params.min_tokens:
             tokens.update(self.params.eos_token_ids, self.params.stop_token_ids)
         return tokens
-
-    def _follows(self, tokens: tuple[int, ...]) -> bool:
-        start = len(self.history) - len(tokens)
-        return start >= 0 and tuple(self.history[start:]) == tokens

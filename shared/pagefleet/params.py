@@ -5,6 +5,7 @@ one may rely on its ranges: they are checked when it is made and again when it i
 """
 
 import math
+from functools import cached_property
 from typing import Self
 
 import msgspec
@@ -40,7 +41,7 @@ class Guide(msgspec.Struct, array_like=True, frozen=True):
     """End only where nothing more may follow: the client asked to ignore the end of sequence."""
 
 
-class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True, dict=True):
     """Everything that decides which tokens follow a prompt, besides the prompt and the model.
 
     Token ids are not compared with a vocabulary here; `check_vocabulary` does that.
@@ -164,6 +165,17 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
                 if not 0 <= token < size:
                     raise ValueError(f"{name} holds {token}, outside the vocabulary of {size}")
         return self
+
+    @cached_property
+    def bad_endings(self) -> dict[int, dict[tuple[int, ...], list[int]]]:
+        """The last tokens of bad words: by how many others a word has, then by these others, so
+        that a step looks for as many as there are lengths, not words.
+        """
+        endings: dict[int, dict[tuple[int, ...], list[int]]] = {}
+        for word in self.bad_words:
+            of_length = endings.setdefault(len(word) - 1, {})
+            of_length.setdefault(word[:-1], []).append(word[-1])
+        return endings
 
     def ends(self, token: int) -> bool:
         """Whether `token` ends a choice (once `min_tokens` are there)."""
