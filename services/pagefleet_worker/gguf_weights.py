@@ -23,6 +23,7 @@ from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.gguf_file import GgufTensor, read_gguf
 from pagefleet_worker.k_quants import K_QUANTS, quantized_q4_k
 from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.shares import Cut, put_part
 
 _GROUPED = ("Q8_0", "Q4_0", "Q4_1")
 """Kinds whose blocks are groups of a `Quantized`."""
@@ -52,10 +53,14 @@ class GgufSource:
             {"q_proj": config.heads, "k_proj": config.kv_heads} if architecture == "llama" else {}
         )
 
-    def copy(self, name: str, target: Tensor) -> None:
-        """Fill `target` with the tensor of this name in Hugging Face's terms; see `Source`."""
-        tensor = self._find(name, target.shape)
-        _dequantize_into(target, tensor, self._order(name, len(target)))
+    def copy(self, name: str, target: Tensor, cuts: Sequence[Cut]) -> None:
+        """Fill `target` from the tensor of this name in Hugging Face's terms; see `Source`."""
+        shape = torch.Size(cut.whole for cut in cuts)
+        is_whole = target.shape == shape
+        whole = target if is_whole else torch.empty(shape, dtype=target.dtype)
+        _dequantize_into(whole, self._find(name, shape), self._order(name, shape[0]))
+        if not is_whole:
+            put_part(target, whole, cuts)
 
     def quantized(self, name: str, shape: Sequence[int]) -> Quantized | None:
         """The matrix of this name as the file has it; see `Source`."""

@@ -8,8 +8,11 @@ are summands of the layer's outputs. The vocabulary is dealt out too, by rows.
 Where there are fewer key/value heads than ranks, neighbours hold the same one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
+
+from torch import Tensor
 
 from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.model_files import ModelError
@@ -83,6 +86,14 @@ class Share:
 
 WHOLE = Share(0, 1)
 """That of a rank that is alone."""
+
+
+def put_part(target: Tensor, whole: Tensor, cuts: Sequence[Cut]) -> None:
+    """Copy the part of a tensor that `cuts` say, one for each dimension, to the rows of `target`,
+    of which the last may be too many.
+    """
+    part = whole[tuple(cut.span for cut in cuts)]
+    target[: len(part)].copy_(part)
 
 
 def _is_shared_by(config: DecoderConfig, ranks: int) -> bool:

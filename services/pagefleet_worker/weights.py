@@ -20,7 +20,7 @@ from pagefleet.manifest import Weights
 from pagefleet_kernels.quantized import Matrix, Quantized
 from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.shares import WHOLE, Cut, Share
+from pagefleet_worker.shares import WHOLE, Cut, Share, put_part
 
 _READABLE = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -67,8 +67,9 @@ class DecoderWeights:
 class Source(Protocol):
     """Weight files that know their tensors by name."""
 
-    def copy(self, name: str, target: Tensor) -> None:
-        """Fill `target`, of any floating dtype and device, with the tensor `name`.
+    def copy(self, name: str, target: Tensor, cuts: Sequence[Cut]) -> None:
+        """Fill `target`, of any floating dtype and device, with a part of the tensor `name`; `cuts`
+        has one for each of its dimensions.
 
         Raises:
             ModelError: there is none, or it has another shape.
@@ -98,7 +99,7 @@ class Fused:
         shape = [sum(sizes), *(cut.count for cut in inputs)]
         tensor = torch.zeros(shape, dtype=dtype, device=device)
         for (name, rows), part in zip(self.parts, torch.split(tensor, sizes), strict=True):
-            _fill(part, source, prefix + name, [rows, *inputs])
+            source.copy(prefix + name, part, [rows, *inputs])
         return tensor
 
     def quantize(self, source: Source, prefix: str, bits: Sequence[int]) -> Quantized:
@@ -112,18 +113,6 @@ class Fused:
         if len(parts) == len(self.parts) and len({part.bits for part in parts}) == 1:
             return Quantized.stacked(parts)
         return Quantized.of(self.load(source, prefix, torch.float32, torch.device("cpu")))
-
-
-def _fill(target: Tensor, source: Source, name: str, cuts: Sequence[Cut]) -> None:
-    """Fill `target` with a part of the tensor `name`; `cuts` has one for each dimension."""
-    shape = torch.Size(cut.whole for cut in cuts)
-    if target.shape == shape:
-        source.copy(name, target)
-        return
-    whole = torch.empty(shape, dtype=target.dtype)
-    source.copy(name, whole)
-    part = whole[tuple(cut.span for cut in cuts)]
-    target[: len(part)] = part
 
 
 def load_weights(
@@ -230,20 +219,21 @@ class SafetensorsSource:
         prefix = "" if any(name.startswith(_INNER) for name in held) else _INNER
         self._tensors = {prefix + name: (file, name) for name, file in held.items()}
 
-    def copy(self, name: str, target: Tensor) -> None:
-        """Fill `target` with the tensor `name`; see `Source`."""
+    def copy(self, name: str, target: Tensor, cuts: Sequence[Cut]) -> None:
+        """See `Source`; of the file only that part is read."""
         if name not in self._tensors:
             raise ModelError(f"The weights lack the tensor {name!r} that the config asks for.")
         file, own_name = self._tensors[name]
         tensor = file.get_tensor(own_name)
         if tensor.dtype not in _READABLE:
             raise ModelError(f"The tensor {name!r} is {tensor.dtype}: quantized, unsupported.")
-        if tensor.shape != target.shape:
+        shape = [cut.whole for cut in cuts]
+        if list(tensor.shape) != shape:
             raise ModelError(
                 f"The tensor {name!r} has the shape {list(tensor.shape)}, but the config "
-                f"says {list(target.shape)}."
+                f"says {shape}."
             )
-        target.copy_(tensor)
+        put_part(target, tensor, cuts)
 
     def quantized(self, name: str, shape: Sequence[int]) -> Quantized | None:
         """None: no file of this kind has such groups."""
