@@ -6,6 +6,7 @@ expense. What passes here costs a gateway and the scheduler some tens of millise
 between two turns of other requests.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -71,6 +72,11 @@ def check_echo(echo: Sequence[str], choices: int) -> None:
         )
 
 
+def most_tokens(body: GenerationBody, answers: int, logprobs: int | None) -> float:
+    """Of each of so many choices that all come in one body, with so many logprobs."""
+    return math.inf if body.stream else MAX_KEPT // (answers * (1 + (logprobs or 0)))
+
+
 def _check_answers(body: GenerationBody, prompts: int, choices: int) -> None:
     if prompts * choices > MAX_ANSWERS:
         raise bad_request(
@@ -103,11 +109,11 @@ def _check_prompt_logprobs(body: GenerationBody, params: SamplingParams, tokens:
 
 
 def _check_kept(body: GenerationBody, params: SamplingParams, answers: int) -> None:
-    count = answers * params.max_tokens * (1 + (params.logprobs or 0))
-    if not body.stream and count > MAX_KEPT:
+    most = most_tokens(body, answers, params.logprobs)
+    if params.max_tokens > most:
         raise bad_request(
-            f"{answers} choices of {params.max_tokens} tokens may come to {count} tokens and "
-            f"logprobs, but {MAX_KEPT} are the most in one body; set stream, or ask for fewer.",
+            f"{answers} choices of {params.max_tokens} tokens, with their logprobs, are too much "
+            f"for one body, which may have {int(most)} tokens of each; set stream, or ask for fewer.",
             "max_tokens" if params.logprobs is None else "logprobs",
         )
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import ChoiceState, Submit, pack_ints
-from pagefleet_gateway.bounds import check_bounds, check_echo
+from pagefleet_gateway.bounds import check_bounds, check_echo, most_tokens
 from pagefleet_gateway.errors import bad_request
 from pagefleet_gateway.generation import Generation, Limits
 from pagefleet_gateway.grammars import Structure
@@ -152,9 +152,9 @@ def understand_conversation(
     tools = _tools(body, model)
     prompts = [_prompt(conversation, tools, model, limits)]
     prompts = truncated(body, prompts, limits.max_model_len - either(asked, 1))
-    fitting = limits.max_model_len - len(prompts[0])
-    max_tokens = _room(prompts, conversation.messages_field, asked, field, fitting, limits)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    most = most_tokens(body, n, logprobs)
+    max_tokens = _room(prompts, conversation.messages_field, asked, field, most, limits)
     structure = _structure(body, conversation.form, model, tools.structure)
     params = sampling_params(
         body,
@@ -214,7 +214,7 @@ def _room(
     prompt_field: str,
     asked: int | None,
     asked_field: str,
-    default: int,
+    default: float,
     limits: Limits,
 ) -> int:
     """Tokens to generate at most: as asked, or by default as many of `default` as fit."""
@@ -222,7 +222,7 @@ def _room(
         raise bad_request(f"{prompt_field} has no tokens.", prompt_field)
     longest = max(map(len, prompts))
     fitting = limits.max_model_len - longest
-    tokens = max(min(default, fitting), 1) if asked is None else asked
+    tokens = max(int(min(default, fitting)), 1) if asked is None else asked
     if tokens > fitting:
         fault = prompt_field if asked is None or fitting < 1 else asked_field
         bound = f" ({limits.bound})" if limits.bound else ""

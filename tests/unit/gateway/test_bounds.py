@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from pagefleet_gateway.bounds import MAX_KEPT
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.generation import Generation, Limits
-from pagefleet_gateway.understanding import understand_completion
+from pagefleet_gateway.understanding import understand_chat, understand_completion
 from tests.unit.gateway.served import echo_model
 
 
@@ -80,6 +81,14 @@ def test_an_answer_in_one_body_is_bounded_and_a_stream_is_not(
     completion(**many | {"max_tokens": 800})
     completion(**many | {"stream": True})
     assert refusal(**many).param == field
+
+
+def test_an_answer_whose_length_nobody_asked_for_is_as_long_as_one_body_may_be() -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 20}
+    for fields, most in (({"n": 16}, MAX_KEPT // (16 * 21)), ({"n": 16, "stream": True}, 131_000)):
+        body = json.dumps(chat | fields).encode()
+        understood = understand_chat(body, echo_model(), Limits(max_model_len=131_072))
+        assert most <= understood.params.max_tokens <= most + 72
 
 
 @pytest.mark.parametrize(
