@@ -113,7 +113,7 @@ def _check_kept(body: GenerationBody, params: SamplingParams, answers: int) -> N
     if params.max_tokens > most:
         raise bad_request(
             f"{answers} choices of {params.max_tokens} tokens, with their logprobs, are too much "
-            f"for one body, which may have {int(most)} tokens of each; set stream, or ask for fewer.",
+            f"for one body, which may have {int(most)} tokens of each; set stream, or ask less.",
             "max_tokens" if params.logprobs is None else "logprobs",
         )
 
