@@ -20,7 +20,7 @@ GREEDY = SamplingParams(max_tokens=40, seed=0, temperature=0)
 
 def test_equal_to_transformers_over_http(case: Callable[[str], Case], server: Serving) -> None:
     smollm2 = case(SMOLLM2)
-    prompts = smollm2.prompts(12)
+    prompts = smollm2.prompts(4)
     print("prompts", prompts)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         whole, cut = (

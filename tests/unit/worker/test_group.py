@@ -86,7 +86,14 @@ def group_of(ranks: int, folder: Path, **changes: object) -> Iterator[Group]:
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
-    [("llama-biases", 2), ("mistral", 2), ("qwen2", 2), ("llama-tied", 4)],
+    [
+        ("llama-biases", 2),
+        ("llama-tied", 2),
+        *(
+            pytest.param(name, ranks, marks=pytest.mark.slow)
+            for name, ranks in (("mistral", 2), ("qwen2", 2), ("llama-tied", 4))
+        ),
+    ],
 )
 def test_greedy_tokens_are_transformers(
     name: str, ranks: int, small_model: Prepared, prepared_model: Prepared, generator: random.Random
@@ -101,7 +108,7 @@ def test_greedy_tokens_are_transformers(
             assert compared >= 0.9 * 12 * len(prompts)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_a_stream_does_not_depend_on_its_company(
     dtype: str, three_heads: Path, generator: random.Random
 ) -> None:
