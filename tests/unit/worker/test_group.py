@@ -1,5 +1,6 @@
 """Ranks that act as one worker, in processes of their own; this process is rank 0."""
 
+import itertools
 import json
 import os
 import random
@@ -164,10 +165,11 @@ def test_a_follower_computes_what_rank_0_does(
     other moments in another process.
     """
     prompts = random_prompts(generator, 6)
-    params = [random_params(generator) for _ in prompts]
+    plain = [SamplingParams(max_tokens=12, seed=generator.randrange(2**64)) for _ in prompts]
+    penalized = [random_params(generator) for _ in prompts]  # whose steps take the last result
     engine = load_engine(prepared_model("llama"), replace(SETTINGS, threads=1), lambda: None)
     first, second = Watched(as_on_gpu(engine)), Watched(as_on_gpu(engine))
-    for lookahead in (True, False):
+    for lookahead, params in itertools.product((True, False), (plain, penalized)):
         Driver(Group(first, [first], ALONE), chunk=16, lookahead=lookahead).run(prompts, params)
     follow(second, iter(first.orders))
     tokens, followed = ([step.result().tokens for step in each.steps] for each in (first, second))
