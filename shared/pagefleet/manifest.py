@@ -30,6 +30,17 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     paths: tuple[str, ...] = ()
 
 
+class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A LoRA adapter (Hu et al. 2021) that is served beside the model, under a name of its own.
+
+    folder: absolute; it holds `adapter_config.json` and `adapter_model.safetensors`, as PEFT
+    writes them.
+    """
+
+    name: str
+    folder: str
+
+
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the model's authors recommend where a request is silent; None: they say nothing."""
 
@@ -51,6 +62,7 @@ class Manifest(
     eos_token_ids: every id that ends a generation. fingerprint: hexadecimal SHA-256; processes
     that serve the same model agree on it. writes: whether it has a head, which chooses tokens.
     embeds: whether its embeddings are what its layers make of last tokens, as far as is known.
+    adapters: in the order by which `SamplingParams.adapter` counts them.
     """
 
     format_version: int
@@ -66,6 +78,7 @@ class Manifest(
     fingerprint: str
     writes: bool = True
     embeds: bool = True
+    adapters: tuple[Adapter, ...] = ()
 
     @classmethod
     def load(cls, folder: Path) -> Self:

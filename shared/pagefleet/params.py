@@ -89,6 +89,8 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True,
     """Wanted in the place of tokens: so many numbers of the prompt's embedding, 0 being all of
     them. It is the normed hidden state of the last token, cut to these numbers, then scaled to
     length 1."""
+    adapter: int = 0
+    """Which LoRA adapter of the manifest's the model computes with, counted from 1; 0: none."""
 
     def __post_init__(self) -> None:
         """Refuse what no sampler could obey."""
@@ -143,6 +145,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True,
             ),
             ("embedding", (self.embedding or 0) >= 0, "0 (all of it) or more"),
             ("embedding", self.embedding is None or self.max_tokens == 0, "absent beside tokens"),
+            ("adapter", 0 <= self.adapter < 2**31, "0 (none) or more, of 32 bits"),
         )
         for name, holds, wanted in ranges:
             if not holds:

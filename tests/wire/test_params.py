@@ -42,6 +42,8 @@ def params(**fields: object) -> SamplingParams:
         ("guide", Guide("a" * (MAX_GRAMMAR_CHARACTERS + 1))),
         ("embedding", -1),
         ("embedding", 0),
+        ("adapter", -1),
+        ("adapter", 2**31),
     ],
 )
 def test_out_of_range_names_the_field(field: str, value: object) -> None:
