@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
-from pagefleet.params import MAX_GRAMMAR_CHARACTERS, MAX_GRAMMAR_ITEMS
+from pagefleet.params import MAX_FORCED_BYTES, MAX_GRAMMAR_CHARACTERS, MAX_GRAMMAR_ITEMS
 from pagefleet_gateway.grammar_job import Compiled, Source
 
 _MAX_REASON: Final = 300
@@ -36,6 +36,8 @@ def compiled(source: Source) -> Compiled:
         return Compiled("", f"it has more than {MAX_GRAMMAR_CHARACTERS} characters")
     limits = LLParserLimits(step_max_items=MAX_GRAMMAR_ITEMS)
     matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=limits)
+    if len(matcher.compute_ff_bytes()) > MAX_FORCED_BYTES:
+        return Compiled("", f"it forces more than {MAX_FORCED_BYTES} bytes in a row")
     matcher.compute_bitmask()
     matcher.try_consume_tokens(matcher.compute_ff_tokens())
     matcher.compute_bitmask()

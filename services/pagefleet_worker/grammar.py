@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from pagefleet.manifest import TOKENIZER_FILE, Manifest
-from pagefleet.params import MAX_GRAMMAR_ITEMS, Guide
+from pagefleet.params import MAX_FORCED_BYTES, MAX_GRAMMAR_ITEMS, Guide
 from pagefleet.wire import Open
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Guided:
             GuideError: it takes too much work.
         """
         self._follow(outputs)
+        if len(self._matcher.compute_ff_bytes()) > MAX_FORCED_BYTES:
+            raise GuideError(f"the grammar forces more than {MAX_FORCED_BYTES} bytes in a row")
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise _failure(self._matcher)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from llguidance import grammar_from
 
-from pagefleet.params import Guide, SamplingParams
+from pagefleet.params import MAX_FORCED_BYTES, Guide, SamplingParams
 from pagefleet_worker.grammar import (
     MAX_COMPILED,
     MAX_COMPILED_CHARACTERS,
@@ -208,15 +208,29 @@ def test_drafts_that_break_the_grammar_are_dropped() -> None:
     assert steps[4] < steps[0] / 2
 
 
-def test_a_grammar_that_fails_ends_its_request_alone() -> None:
+@pytest.mark.parametrize("first", ["", "[a-c]{2}", "q|r"])
+def test_a_text_without_a_choice_has_a_length_that_is_still_cheap(first: str) -> None:
+    head = array("i") if not first else walk(regex(first), random.Random(1))
+    head = array("i", [token for token in head if token not in (END, 4)])
+    longest = GRAMMARS.begin(regex(f"({first})x{{{MAX_FORCED_BYTES}}}"))
+    assert allowed(longest.mask(head)) == [ord("x")]
+    longer = GRAMMARS.begin(regex(f"({first})x{{{MAX_FORCED_BYTES + 1}}}"))
+    with pytest.raises(GuideError, match=f"{MAX_FORCED_BYTES} bytes in a row"):
+        longer.mask(head)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"), [("(a", "unclosed group"), ("x[ab]c{5000}", "bytes in a row")]
+)
+def test_a_grammar_that_fails_ends_its_request_alone(pattern: str, words: str) -> None:
     cell = EchoCell()
     cell.join()
-    bad = SamplingParams(max_tokens=8, seed=1, guide=Guide(grammar_from("regex", "(a")))
+    bad = SamplingParams(max_tokens=8, seed=1, guide=Guide(grammar_from("regex", pattern)))
     failing = cell.submit([1, 2, 3], bad, choices=2)
     other = cell.submit([1, 2, 3], SamplingParams(max_tokens=8, seed=1))
     cell.run()
     assert cell.clients[other].finished
     rejected = cell.clients[failing].rejected
     assert rejected is not None
-    assert "unclosed group" in rejected.text
+    assert words in rejected.text
     cell.assert_idle()
