@@ -13,7 +13,7 @@ from pagefleet_worker.echo_decoder import (
     EchoDecoder,
     echo_embedding,
     echo_tokens,
-    tenant_of,
+    owner_of,
 )
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.sparse_logits import pack_logprobs
@@ -23,8 +23,9 @@ from tests.cell import Cell, Client
 DECODER = EchoDecoder(200, (3,), byte_grammars(200, (3,)))
 
 
-def echo_beams(prompt: Sequence[int], params: SamplingParams) -> list[Answer]:
+def echo_beams(prompt: Sequence[int], params: SamplingParams, salt: bytes = b"") -> list[Answer]:
     """A beam search on the echo model without pages, batches or forks: its oracle."""
+    owner = owner_of(salt, params.adapter)
     beams, pieces = [array("i")], [list[Logprobs]()]
     search = BeamSearch(params)
     guided = DECODER.grammars.begin(params.guide) if params.guide else None
@@ -33,7 +34,7 @@ def echo_beams(prompt: Sequence[int], params: SamplingParams) -> list[Answer]:
         for beam in beams:
             chain = Chain()
             for position, token in enumerate([*prompt, *beam]):
-                chain.append(token, position, tenant_of(b""))
+                chain.append(token, position, owner)
             logits = DECODER.logits(chain.digest())
             mask = guided.mask(beam) if guided else None
             candidates.append(pack_logprobs([logits], [0], params.candidates, mask))
@@ -96,11 +97,14 @@ class EchoCell(Cell):
         submit, dimensions = client.submit, client.submit.params.embedding
         if dimensions is not None and client.finished:
             prompt = unpack_ints(submit.prompt)
-            assert client.embedding == echo_embedding(prompt, dimensions, submit.salt)
+            assert client.embedding == echo_embedding(
+                prompt, dimensions, submit.salt, submit.params.adapter
+            )
         else:
             assert client.embedding is None
 
     def _compare_beams(self, client: Client) -> None:
-        answers = echo_beams(unpack_ints(client.submit.prompt), client.submit.params)
+        submit = client.submit
+        answers = echo_beams(unpack_ints(submit.prompt), submit.params, submit.salt)
         for choice in client.finished:
-            assert client.tokens[choice] == list(answers[choice].tokens), client.submit.request
+            assert client.tokens[choice] == list(answers[choice].tokens), submit.request

@@ -19,8 +19,8 @@ from pagefleet_worker.echo_decoder import (
     Chain,
     EchoDecoder,
     embedding_of,
+    owner_of,
     poison,
-    tenant_of,
 )
 from pagefleet_worker.grammar import GuideError
 from pagefleet_worker.interface import EngineFacts
@@ -150,13 +150,14 @@ class EchoEngine:
 
     def _compute(self, index: int, row: Row, answer: _Answer) -> None:
         slot = row.slot
-        chain, tenant = Chain(self._pool.read(slot.table, row.start)), tenant_of(slot.salt)
+        chain = Chain(self._pool.read(slot.table, row.start))
+        owner = owner_of(slot.salt, slot.params.adapter)
         alternatives = slot.params.prompt_logprobs
         prompt_end = 0 if alternatives is None else slot.prompt_length - 1
         first_drawn = row.end - row.logits
         cells, prompt = [], []
         for position, token in enumerate(row.tokens, row.start):
-            cells.append(chain.append(token, position, tenant))
+            cells.append(chain.append(token, position, owner))
             if position < prompt_end:
                 prompt.append(self._decoder.logits(chain.digest()))
             if position >= first_drawn:

@@ -1,7 +1,8 @@
 """What stands for a transformer in the EchoEngine: a hash of the cells of a sequence.
 
-A cell is what one position leaves in the KV pool: its token, its position, its tenant, and the hash
-of all cells before it, as real keys and values depend on all that came before. The hash of a
+A cell is what one position leaves in the KV pool: its token, its position, its owner (a tenant, and
+the LoRA adapter that computed it), and the hash of all cells before it, as real keys and values
+depend on all that came before. The hash of a
 sequence's cells gives the logits of its next token. So one wrong cell, wherever it comes from,
 changes every token after it. It gives the sequence's embedding, too.
 """
@@ -25,7 +26,7 @@ CANDIDATES = 64
 """Tokens that have a logit of their own."""
 
 CELL = struct.Struct("<iiI4s")
-"""Token, position, tenant, hash of the cells before."""
+"""Token, position, owner, hash of the cells before."""
 
 _LOGIT_RANGE = 8.0
 """The candidates' logits lie between 0 and this."""
@@ -44,9 +45,11 @@ EMBEDDING_SIZE = 16
 _EMBEDDED = struct.Struct(f"<{EMBEDDING_SIZE}h")
 
 
-def tenant_of(salt: bytes) -> int:
-    """A tenant's number in a cell."""
-    return crc32(salt)
+def owner_of(salt: bytes, adapter: int) -> int:
+    """The number in a cell of what a tenant has with an adapter; every other adapter has another,
+    under whatever salt.
+    """
+    return crc32(salt, adapter)
 
 
 def poison(block: int, size: int) -> bytes:
@@ -60,9 +63,9 @@ class Chain:
     def __init__(self, cells: bytes = b"") -> None:
         self._hash = sha256(cells)
 
-    def append(self, token: int, position: int, tenant: int) -> bytes:
+    def append(self, token: int, position: int, owner: int) -> bytes:
         """Make the next cell and go on with it."""
-        cell = CELL.pack(token, position, tenant, self._hash.digest()[:4])
+        cell = CELL.pack(token, position, owner, self._hash.digest()[:4])
         self._hash.update(cell)
         return cell
 
@@ -140,9 +143,9 @@ def echo_tokens(
 
     It ends with a token that ends it, after `max_tokens`, or where no token can be chosen.
     """
-    chain, tenant = Chain(), tenant_of(salt)
+    chain, owner = Chain(), owner_of(salt, params.adapter)
     for position, token in enumerate(prompt):
-        chain.append(token, position, tenant)
+        chain.append(token, position, owner)
     history = list(prompt)
     stream = EchoStream([], [])
     guided = decoder.grammars.begin(params.guide) if params.guide else None
@@ -157,26 +160,32 @@ def echo_tokens(
             stream.logprobs.append(pack_logprobs([logits], [token], params.logprobs))
         if params.ends(token):
             break
-        chain.append(token, len(history), tenant)
+        chain.append(token, len(history), owner)
         history.append(token)
     return stream
 
 
 def echo_prompt_logprobs(
-    decoder: EchoDecoder, prompt: Sequence[int], alternatives: int, salt: bytes = b""
+    decoder: EchoDecoder,
+    prompt: Sequence[int],
+    alternatives: int,
+    salt: bytes = b"",
+    adapter: int = 0,
 ) -> Logprobs:
     """Logprobs of a prompt's tokens from the second on."""
-    chain, tenant = Chain(), tenant_of(salt)
+    chain, owner = Chain(), owner_of(salt, adapter)
     logits = []
     for position, token in enumerate(prompt[:-1]):
-        chain.append(token, position, tenant)
+        chain.append(token, position, owner)
         logits.append(decoder.logits(chain.digest()))
     return pack_logprobs(logits, prompt[1:], alternatives)
 
 
-def echo_embedding(prompt: Sequence[int], dimensions: int = 0, salt: bytes = b"") -> Floats:
+def echo_embedding(
+    prompt: Sequence[int], dimensions: int = 0, salt: bytes = b"", adapter: int = 0
+) -> Floats:
     """The embedding of a prompt, without pages, batches, processes or faults."""
-    chain, tenant = Chain(), tenant_of(salt)
+    chain, owner = Chain(), owner_of(salt, adapter)
     for position, token in enumerate(prompt):
-        chain.append(token, position, tenant)
+        chain.append(token, position, owner)
     return embedding_of(chain.digest(), dimensions)

@@ -30,6 +30,9 @@ PREDICTED = 0.3
 LONGEST = 48
 """Tokens of the longest sequence that anybody asks for."""
 
+ADAPTERS = (0, 0, 0, 1, 2)
+"""LoRA adapters that requests ask for, each as often as it stands here."""
+
 
 @dataclass(frozen=True, slots=True)
 class Expected:
@@ -46,12 +49,12 @@ def expect(submit: Submit) -> list[Expected]:
     """All choices of a request, by the oracle."""
     prompt, params = unpack_ints(submit.prompt), submit.params
     if params.embedding is not None:
-        embedding = echo_embedding(prompt, params.embedding, submit.salt)
+        embedding = echo_embedding(prompt, params.embedding, submit.salt, params.adapter)
         return [Expected([], None, Finish.LENGTH, None, embedding)] * len(submit.choices)
     if params.beam_width and params.max_tokens:
         return [
             Expected(list(beam.tokens), concatenate(beam.logprobs), beam.finish, beam.score)
-            for beam in echo_beams(prompt, params)
+            for beam in echo_beams(prompt, params, submit.salt)
         ]
     choices = []
     for choice in range(len(submit.choices)):
@@ -156,11 +159,13 @@ class Client:
         assert concatenate(pieces) == expected.logprobs, f"other logprobs: {self!r}"
 
     def _check_prompt_logprobs(self) -> None:
-        alternatives = self.submit.params.prompt_logprobs
+        submit, alternatives = self.submit, self.submit.params.prompt_logprobs
         if alternatives is None:
             return
-        prompt = unpack_ints(self.submit.prompt)
-        whole = echo_prompt_logprobs(DECODER, prompt, alternatives, self.submit.salt)
+        prompt = unpack_ints(submit.prompt)
+        whole = echo_prompt_logprobs(
+            DECODER, prompt, alternatives, submit.salt, submit.params.adapter
+        )
         pieces = concatenate([piece.logprobs for piece in self.prompt_pieces])
         assert pieces == (whole if len(prompt) > 1 else None), f"other prompt logprobs: {self!r}"
 
@@ -206,6 +211,7 @@ def make_submit(name: str, form: str, draw: random.Random, **fixed: int) -> Subm
     fields["min_tokens"] = min(fields.get("min_tokens", 0), fields["max_tokens"])
     prompt = [7] * draw.randint(0, 12) + [draw.randrange(200) for _ in range(draw.randint(1, 14))]
     tenant = draw.choice(["", "", "a", "b"])
+    fields["adapter"] = draw.choice(ADAPTERS)
     submit = Submit(
         name,
         0,
@@ -213,7 +219,7 @@ def make_submit(name: str, form: str, draw: random.Random, **fixed: int) -> Subm
         SamplingParams(**fields),
         [ChoiceState(choice) for choice in range(choices)],
         priority=draw.choice([0, 0, 0, -2, 3]),
-        salt=draw.choice([b"", b"", b"tenant"]) if "beam" not in form else b"",
+        salt=draw.choice([b"", b"", b"tenant"]) + bytes(fields["adapter"]),
         window=draw.choice([0, 0, 2, 5]) if "beam" not in form else 0,
         tenant=tenant,
         weight={"a": 0.1, "b": 5.0}.get(tenant, 1.0),

@@ -28,6 +28,7 @@ def some_params(draw: random.Random, **fixed: object) -> SamplingParams:
         "eos_token_ids": draw.choice([(), (3,)]),
         "logprobs": draw.choice([None, 2]),
         "allowed_token_ids": draw.choice([None, None, (5,), (5, 9, 3)]),
+        "adapter": draw.choice([0, 0, 1, 2]),
     }
     return SamplingParams(**(fields | fixed))  # type: ignore[arg-type]
 
@@ -60,10 +61,11 @@ def test_many_requests_at_once(
     )
     cell.join()
     for number in range(16):
-        salt = draw.choice([b"", b"tenant"])
+        salt, params = draw.choice([b"", b"tenant"]), some_params(draw)
         if number % 4 == 0:
             cell.submit(some_prompt(draw), EMBEDDING, salt=salt)
-        cell.submit(some_prompt(draw), some_params(draw), choices=draw.choice([1, 1, 4]), salt=salt)
+        salt += bytes(params.adapter)
+        cell.submit(some_prompt(draw), params, choices=draw.choice([1, 1, 4]), salt=salt)
     cell.run()
     cell.compare()
     cell.assert_idle()
@@ -166,7 +168,7 @@ class Life(RuleBasedStateMachine):
     @rule(choices=st.sampled_from([1, 1, 1, 2, 4]))
     def submit(self, choices: int) -> None:
         params = some_params(self.draw, max_tokens=self.draw.randint(0, 15))
-        self.cell.submit(some_prompt(self.draw, 30), params, choices)
+        self.cell.submit(some_prompt(self.draw, 30), params, choices, bytes(params.adapter))
 
     @rule(choices=st.sampled_from([1, 1, 3]))
     def embed(self, choices: int) -> None:
@@ -174,10 +176,15 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def search(self) -> None:
+        adapter = self.draw.choice([0, 1])
         params = SamplingParams(
-            max_tokens=self.draw.randint(0, 8), seed=0, eos_token_ids=(3,), beam_width=2
+            max_tokens=self.draw.randint(0, 8),
+            seed=0,
+            eos_token_ids=(3,),
+            beam_width=2,
+            adapter=adapter,
         )
-        self.cell.submit(some_prompt(self.draw, 12), params, 2)
+        self.cell.submit(some_prompt(self.draw, 12), params, 2, bytes(adapter))
 
     @rule(steps=st.integers(1, 8))
     def compute(self, steps: int) -> None:

@@ -71,6 +71,7 @@ def any_params(rng: random.Random) -> SamplingParams:
         "min_tokens": 5,
         "logprobs": rng.randint(0, 5),
         "prompt_logprobs": rng.randint(0, 5),
+        "adapter": rng.randint(1, 2),
     }
     wanted = rng.sample(sorted(choices), rng.randint(0, len(choices)))
     fields = {name: choices[name] for name in wanted}
@@ -289,7 +290,9 @@ def test_any_execution_gives_the_stream_of_the_oracle(block_size: int, rng: rand
         stem = rng.choice(stems)[: rng.randint(1, 40)]
         prompt = stem + [rng.randrange(260) for _ in range(rng.randint(0, 5))]
         choices = list(range(rng.choice((1, 1, 3))))
-        waiting.append(Run(prompt, any_params(rng), rng.choice((b"", b"a")), choices))
+        wanted = any_params(rng)
+        salt = rng.choice((b"", b"a")) + bytes(wanted.adapter)
+        waiting.append(Run(prompt, wanted, salt, choices))
     engine = make_engine(blocks=320 // block_size, block_size=block_size)
     planner = Planner(engine, rng, waiting[:])
     planner.run()
@@ -300,7 +303,7 @@ def test_any_execution_gives_the_stream_of_the_oracle(block_size: int, rng: rand
         assert run.logprobs == expected.logprobs
         count = run.params.prompt_logprobs
         if count is not None and len(run.prompt) > 1:
-            prompt = echo_prompt_logprobs(DECODER, run.prompt, count, run.salt)
+            prompt = echo_prompt_logprobs(DECODER, run.prompt, count, run.salt, run.params.adapter)
             assert run.prompt_logprobs == dict(enumerate(by_token(prompt), 1))
     assert planner.seen["preempted"]
     assert planner.seen["forked"]
@@ -310,8 +313,10 @@ def test_any_execution_gives_the_stream_of_the_oracle(block_size: int, rng: rand
 class Script:
     """One sequence whose block table a test may break; the plans themselves are consistent."""
 
-    def __init__(self, engine: EchoEngine, prompt: list[int], salt: bytes = b"") -> None:
-        self.engine, self.salt = engine, salt
+    def __init__(
+        self, engine: EchoEngine, prompt: list[int], salt: bytes = b"", adapter: int = 0
+    ) -> None:
+        self.engine, self.salt, self.params = engine, salt, params(adapter=adapter)
         self.prompt, self.output = prompt, list[int]()
         self.slot, self.computed, self.table = -1, 0, list[int]()
 
@@ -319,7 +324,7 @@ class Script:
         """Compute the prompt, but for what is said to be in the table already."""
         self.slot, self.table, self.computed = slot, table, computed
         prompt, output = pack_ints(self.prompt), pack_ints(self.output)
-        order = Open(slot, params(), prompt, output, [0], self.salt)
+        order = Open(slot, self.params, prompt, output, [0], self.salt)
         self.step(number, opens=[order])
 
     def step(
@@ -347,7 +352,7 @@ class Script:
     @property
     def is_right(self) -> bool:
         """Whether its stream is that of the oracle."""
-        expected = echo_tokens(DECODER, self.prompt, params(), 0, self.salt).tokens
+        expected = echo_tokens(DECODER, self.prompt, self.params, 0, self.salt).tokens
         return self.output == expected[: len(self.output)]
 
 
@@ -406,11 +411,12 @@ def test_a_corrupted_block_changes_the_stream(corrupt: Callable[[Script], None] 
 
 @pytest.mark.parametrize("dimensions", [0, 1, 5, 99])
 def test_an_embedding_tells_of_all_that_was_read(dimensions: int, rng: random.Random) -> None:
-    wanted = params(max_tokens=0, embedding=dimensions)
+    wanted = params(max_tokens=0, embedding=dimensions, adapter=rng.randrange(3))
     driver = Driver(make_engine(), chunk=rng.randint(1, 9))
     prompts = [rng.choices(range(260), k=rng.randint(1, 30)) for _ in range(5)]
     for stream in driver.run(prompts, [wanted] * 5):
-        assert stream.embedding == echo_embedding(stream.prompt, dimensions)
+        expected = echo_embedding(stream.prompt, dimensions, adapter=wanted.adapter)
+        assert stream.embedding == expected
         assert len(stream.embedding) == 4 * min(dimensions or EMBEDDING_SIZE, EMBEDDING_SIZE)
 
 
@@ -440,6 +446,7 @@ def test_a_copied_block_does_not_change_the_stream() -> None:
         ([24, 25], False),  # another first token
         ([20, 25], False),  # the right tokens, computed after another first token
         ([28, 29], False),  # another tenant's
+        ([31, 32], False),  # computed with a LoRA adapter
     ],
 )
 def test_only_the_right_prefix_may_be_shared(hit: list[int], is_right: bool) -> None:
@@ -447,9 +454,10 @@ def test_only_the_right_prefix_may_be_shared(hit: list[int], is_right: bool) -> 
     Script(engine, [*PROMPT[:8], 77]).open(1, 0, [20, 21, 22])
     Script(engine, [99, *PROMPT[1:8], 77]).open(2, 1, [24, 25, 26])
     Script(engine, [*PROMPT[:8], 77], b"another").open(3, 2, [28, 29, 30])
+    Script(engine, [*PROMPT[:8], 77], adapter=1).open(4, 3, [31, 32, 33])
     script = Script(engine, PROMPT)
-    script.open(0, 3, [*hit, 9, 7, 1, 11], computed=8)
-    script.go_on(4)
+    script.open(0, 4, [*hit, 9, 7, 1, 11], computed=8)
+    script.go_on(5)
     assert script.is_right == is_right
 
 
