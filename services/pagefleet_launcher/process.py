@@ -83,7 +83,11 @@ class Process:
                     "PYTHONUNBUFFERED": "1",
                 },
             )
-            self._pidfd = os.pidfd_open(self._popen.pid)
+            try:
+                self._pidfd = os.pidfd_open(self._popen.pid)
+            except OSError:
+                self._end()
+                raise
         except OSError:
             self._output.close()
             raise
@@ -102,23 +106,32 @@ class Process:
         os.killpg(self._popen.pid, signal.SIGKILL)
 
     async def ended(self) -> int:
-        """Wait for its end, kill what is left of its group, and give its status as Popen does."""
+        """Wait for its end, kill what is left of its group, and give its status as Popen does.
+
+        Raises:
+            OSError: the system has no means left to watch it; it is killed.
+        """
         loop = asyncio.get_running_loop()
         output = _Output(None if self._capture else self._name)
-        pipe, _ = await loop.connect_read_pipe(lambda: output, self._output)
-        self.signs.listen(self._popen.pid)
         end = asyncio.Event()
-        loop.add_reader(self._pidfd, end.set)
         try:
+            pipe, _ = await loop.connect_read_pipe(lambda: output, self._output)
+            self.signs.listen(self._popen.pid)
+            loop.add_reader(self._pidfd, end.set)
             await end.wait()
         finally:
             loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self.signs.close()
-        self.kill()
+            status = self._end()
         await asyncio.wait([output.closed], timeout=_OUTPUT_AFTER_DEATH)
         pipe.close()
         self.output = output.kept.decode(errors="replace")
+        return status
+
+    def _end(self) -> int:
+        """Kill it, if it still runs, and what is left of its group; its status."""
+        self.kill()
         return self._popen.wait()
 
 

@@ -1,7 +1,13 @@
-"""What a process writes."""
+"""What a process writes, and that none lives unwatched."""
 
 import asyncio
+import contextlib
+import errno
+import os
+import selectors
 import sys
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -22,3 +28,53 @@ def test_a_line_without_an_end_is_said_in_pieces(capfd: pytest.CaptureFixture[st
     assert (len("".join(pieces)), last) == (50 * 65536, "end")
     assert all(len(piece) > LONGEST_LINE for piece in pieces[:-1])
     assert len(pieces) > 1
+
+
+class ScarceSelector(selectors.EpollSelector):
+    """As where the user has no epoll watch left (`max_user_watches`) for files of one kind."""
+
+    lacking = "none"
+
+    def register(
+        self, fileobj: "selectors._FileDescriptorLike", events: int, data: object = None
+    ) -> selectors.SelectorKey:
+        descriptor = fileobj if isinstance(fileobj, int) else fileobj.fileno()
+        if self.lacking in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().register(fileobj, events, data)
+
+
+def children() -> str:
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+
+
+@pytest.mark.parametrize("kind", ["pidfd", "socket:"])
+def test_a_process_that_cannot_be_watched_is_ended(kind: str) -> None:
+    async def watch() -> None:
+        process = Process("child", [sys.executable, "-c", "import time; time.sleep(600)"])
+        selector.lacking = kind
+        with pytest.raises(OSError, match="No space left"):
+            await process.ended()
+        await asyncio.sleep(0.05)
+
+    before = children()
+    selector = ScarceSelector()
+    with contextlib.closing(asyncio.SelectorEventLoop(selector)) as loop:
+        loop.run_until_complete(watch())
+    assert children() == before
+
+
+def test_a_process_without_a_descriptor_of_its_own_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(pid: int) -> NoReturn:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    async def start() -> None:
+        Process("child", [sys.executable, "-c", "import time; time.sleep(600)"])
+
+    before = children()
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(OSError, match="Too many open files in system"):
+        asyncio.run(start())
+    assert children() == before
