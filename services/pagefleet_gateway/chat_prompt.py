@@ -143,6 +143,8 @@ class _SpecialTokens:
         self._any_added = re.compile("|".join(alternatives) or "(?!)")
         self._heads = {token[:cut] for token in self.tokens for cut in range(1, len(token))}
         self._tails = {token[cut:] for token in self.tokens for cut in range(1, len(token))}
+        self._first_of_tails = {tail[0] for tail in self._tails}
+        self._last_of_heads = {head[-1] for head in self._heads}
         self._longest_part = max(map(len, self._heads), default=0)
 
     def replace(self, text: str, replacement: Callable[[str], str]) -> str:
@@ -154,9 +156,11 @@ class _SpecialTokens:
     def fence(self, text: str) -> str:
         """`text` with a fence at an end that could be part of a special token."""
         parts = range(1, self._longest_part + 1)
-        before = _FENCE if any(text[:length] in self._tails for length in parts) else ""
-        after = _FENCE if any(text[-length:] in self._heads for length in parts) else ""
-        return before + text + after
+        if text[:1] in self._first_of_tails and any(text[:n] in self._tails for n in parts):
+            text = _FENCE + text
+        if text[-1:] in self._last_of_heads and any(text[-n:] in self._heads for n in parts):
+            text += _FENCE
+        return text
 
 
 class _Hidden:
@@ -172,6 +176,8 @@ class _Hidden:
         self._unused = (chr(code) for code in _PLANE_16 if chr(code) not in used)
         self._specials = specials
         self._stand_ins: dict[str, str] = {}
+        self._strings: dict[str, str] = {}
+        """Those that were hidden: the same keys and roles come again and again."""
         self.conversation: Mapping[str, Any] = self._hide(conversation)
 
     def reveal(self, text: str) -> str:
@@ -180,7 +186,10 @@ class _Hidden:
 
     def _hide(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._specials.fence(self._specials.replace(value, self._stand_in))
+            if value not in self._strings:
+                replaced = self._specials.replace(value, self._stand_in)
+                self._strings[value] = self._specials.fence(replaced)
+            return self._strings[value]
         if isinstance(value, Mapping):
             return {self._hide(key): self._hide(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -194,10 +203,14 @@ class _Hidden:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _strings([*value.keys(), *value.values()])
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _strings(item)
+    """All strings in it, in any order."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting += value.keys()
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
