@@ -72,6 +72,17 @@ class Quantized:
         minimums = None if self.minimums is None else self.minimums[order]
         return Quantized(self.numbers[order], self.scales[order], minimums)
 
+    def part(self, outputs: slice, inputs: slice) -> "Quantized":
+        """Some outputs of some inputs, which are whole groups."""
+        groups = slice(inputs.start // GROUP, inputs.stop // GROUP)
+        minimums = None if self.minimums is None else self.minimums[outputs, groups]
+        return Quantized(self.numbers[outputs, inputs], self.scales[outputs, groups], minimums)
+
+    def to(self, device: torch.device) -> "Quantized":
+        """The same on another device."""
+        minimums = None if self.minimums is None else self.minimums.to(device)
+        return Quantized(self.numbers.to(device), self.scales.to(device), minimums)
+
     def dequantized(self) -> Tensor:
         """The weights in float32."""
         groups = self.numbers.view(len(self.numbers), -1, GROUP).float()

@@ -14,8 +14,10 @@ import msgspec
 
 from pagefleet.manifest import CONFIG_FILE
 from pagefleet_worker.causal_model import ModelShape
+from pagefleet_worker.checkpoints import format_of
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.rope import VARIANTS, Rope
+from pagefleet_worker.stored_matrix import Format
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type` that are supported."""
@@ -27,7 +29,10 @@ _Kind = TypeVar("_Kind")
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(ModelShape):
-    """Sizes and switches of one decoder."""
+    """Sizes and switches of one decoder.
+
+    format: how matrices are stored that are quantized; None if none are.
+    """
 
     architecture: str
     hidden_size: int
@@ -40,6 +45,7 @@ class DecoderConfig(ModelShape):
     mlp_bias: bool
     qk_norm: bool
     tied_embeddings: bool
+    format: Format | None = None
 
 
 def load_config(folder: Path) -> DecoderConfig:
@@ -94,6 +100,7 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
         qk_norm=architecture == "qwen3",
         tied_embeddings=raw.tie_word_embeddings,
         dtype=values.get("dtype") or values.get("torch_dtype"),
+        format=format_of(values),
     )
 
 

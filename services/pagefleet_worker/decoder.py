@@ -53,6 +53,7 @@ class Decoder:
         self.kernels = kernels
         self._ranks = ranks
         self.layers = [prepare_layer(layer, kernels) for layer in weights.layers]
+        self.bits = sorted(weights.bits)
         self._embedding, self._norm = weights.embedding, weights.norm
         self._head = kernels.head(weights.head)
         self._progress = progress

@@ -29,12 +29,13 @@ from pagefleet.manifest import Manifest
 from pagefleet.settings import WorkerSettings, flags
 from pagefleet.tether import tethered
 from pagefleet.wire import Plan, Result
+from pagefleet_kernels.quantized import GROUP
 from pagefleet_worker.config import ARCHITECTURES, load_config
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import DeviceLostError, EngineFacts, Launched, PlanError
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.model_loading import choose_device
+from pagefleet_worker.model_loading import choose_device, choose_quantization
 from pagefleet_worker.ranks import Ranks
 from pagefleet_worker.shares import Share
 from pagefleet_worker.transfer import use
@@ -114,17 +115,20 @@ def settings_of_ranks(settings: WorkerSettings) -> list[WorkerSettings]:
 
 def _check_shareable(folder: Path, settings: WorkerSettings) -> None:
     """Refuse here, in one process, what every rank would refuse."""
-    architecture = Manifest.load(folder).architecture
-    if architecture not in ARCHITECTURES:
+    manifest = Manifest.load(folder)
+    if manifest.architecture not in ARCHITECTURES:
         raise ModelError(
-            f"transformers computes a {architecture} model, and on one device: leave out "
+            f"transformers computes a {manifest.architecture} model, and on one device: leave out "
             "--tensor-parallel-size."
         )
-    if settings.quantization != "none":
+    own = Share(0, settings.tensor_parallel_size).of(load_config(folder))
+    quantization = choose_quantization(settings.quantization, manifest.weights.kind)
+    if quantization.others and (own.query_size % GROUP or own.intermediate_size % GROUP):
         raise ModelError(
-            "Quantized matrices are not shared: leave out --quantization or --tensor-parallel-size."
+            f"A rank's {own.query_size} numbers of its heads and {own.intermediate_size} of its "
+            f"neurons are no multiples of {GROUP}: leave out --quantization or "
+            "--tensor-parallel-size."
         )
-    Share(0, settings.tensor_parallel_size).of(load_config(folder))
 
 
 class Follower:

@@ -267,8 +267,10 @@ def _numerics_class(
     else:
         unit = torch.cuda.get_device_name(device)
     name = str(decoder.dtype).removeprefix("torch.")
-    if settings.quantization != "none":
-        name += f" {settings.quantization}"
+    bits = decoder.bits if isinstance(decoder, Decoder) else ()
+    if bits:
+        own = "own-" + "-".join(map(str, bits))
+        name += f" {own if settings.quantization == 'auto' else settings.quantization}"
     if decoder.kv_dtype != decoder.dtype:
         name += " kv-e4m3"
     if settings.tensor_parallel_size > 1:

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,14 @@ from pagefleet_worker.config import ARCHITECTURES, DecoderConfig, load_config
 from pagefleet_worker.decoder import Decoder
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.ranks import ALONE, Ranks
-from pagefleet_worker.weights import load_weights
+from pagefleet_worker.weights import (
+    INT8,
+    OWN,
+    OWN_OR_INT8,
+    PLAIN,
+    Quantization,
+    load_weights,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +61,7 @@ def load_model(
     if manifest.architecture in ARCHITECTURES:
         return _load_decoder(manifest, load_config(folder), settings, means)
     device, kernels = means.device, means.kernels
-    if settings.quantization != "none":
+    if settings.quantization not in ("auto", "none"):
         raise ModelError(
             f"--quantization does not work for {manifest.architecture} models yet; leave it out."
         )
@@ -129,10 +136,18 @@ def choose_dtype(name: str, config: ModelShape, device: torch.device) -> torch.d
     return torch.float16 if config.dtype == "float16" else torch.bfloat16
 
 
-def _choose_bits(quantization: str, manifest: Manifest, device: torch.device) -> Sequence[int]:
-    """What matrices may have a number; none if they are not quantized."""
-    if quantization != "none" and device.type != "cpu":
-        raise ModelError("--quantization works on a CPU only; leave it out, or try --device cpu.")
-    if quantization == "gguf" and manifest.weights.kind != "gguf":
+def choose_quantization(name: str, kind: str) -> Quantization:
+    """What the settings say of matrices from files of this kind.
+
+    By default matrices are computed with as a quantized checkpoint has them. Those of a .gguf file
+    are widened, which loses nothing of any of their kinds; the kernels take some of these as they
+    are, with activations that a CPU rounds to eight bits.
+
+    Raises:
+        ModelError: it is for other files.
+    """
+    if name == "auto":
+        return OWN if kind == "safetensors" else PLAIN
+    if name == "gguf" and kind != "gguf":
         raise ModelError("--quantization gguf takes a .gguf file; try --quantization int8.")
-    return {"none": (), "int8": (8,), "gguf": (4, 8)}[quantization]
+    return {"none": PLAIN, "int8": INT8, "gguf": OWN_OR_INT8}[name]

@@ -7,25 +7,41 @@ each (see `shares`). Names are those of Hugging Face's Llama family; a source of
 translates. Pickled weights are never read.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from pagefleet.manifest import Weights
-from pagefleet_kernels.quantized import Matrix, Quantized
+from pagefleet_kernels.quantized import GROUP, Matrix, Quantized
 from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.safetensors_files import TensorFiles
 from pagefleet_worker.shares import WHOLE, Cut, Share, put_part
+from pagefleet_worker.stored_matrix import Format, StoredMatrix
 
-_READABLE = (torch.float32, torch.bfloat16, torch.float16)
-
-_INNER = "model."
 _EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """Which matrices are kept in few bits; embeddings never are.
+
+    own: bits of a number in which those of the files are taken as they are.
+    others: whether all others are rounded to eight bits.
+    """
+
+    own: Sequence[int] = ()
+    others: bool = False
+
+
+PLAIN = Quantization()
+INT8 = Quantization((8,), others=True)
+OWN = Quantization((4, 8))
+OWN_OR_INT8 = Quantization((4, 8), others=True)
 
 Progress = Callable[[int, int], None]
 """Told how many of how many tensors are loaded."""
@@ -51,8 +67,8 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """A whole decoder; `head` is `embedding` itself where the model ties them and nothing is
-    quantized.
+    """A whole decoder; `head` is `embedding` itself where the model ties them and it is not
+    quantized. `bits` are those of the numbers of quantized matrices, of all that was read so far.
 
     Layers are read when they are taken, once: whoever makes something else of each never holds
     the model twice.
@@ -62,6 +78,7 @@ class DecoderWeights:
     layers: Iterable[LayerWeights]
     norm: Tensor
     head: Matrix
+    bits: Set[int] = frozenset()
 
 
 class Source(Protocol):
@@ -102,17 +119,19 @@ class Fused:
             source.copy(prefix + name, part, [rows, *inputs])
         return tensor
 
-    def quantize(self, source: Source, prefix: str, bits: Sequence[int]) -> Quantized:
-        """The matrix as the files have it, if they have it in so many `bits`; else in eight."""
-        assert self.columns is not None
-        columns = self.columns.whole
-        found = [
-            source.quantized(prefix + name, (rows.whole, columns)) for name, rows in self.parts
-        ]
-        parts = [part for part in found if part is not None and part.bits in bits]
-        if len(parts) == len(self.parts) and len({part.bits for part in parts}) == 1:
-            return Quantized.stacked(parts)
-        return Quantized.of(self.load(source, prefix, torch.float32, torch.device("cpu")))
+    def quantized(self, source: Source, prefix: str, bits: Sequence[int]) -> Quantized | None:
+        """The matrix as the files have it, if they have it in so many `bits`, and no group of
+        theirs is cut.
+        """
+        if self.columns is None or self.columns.first % GROUP or self.columns.count % GROUP:
+            return None
+        parts = []
+        for name, rows in self.parts:
+            part = source.quantized(prefix + name, (rows.whole, self.columns.whole))
+            if part is None or part.bits not in bits or rows.span.stop > rows.whole:
+                return None
+            parts.append(part.part(rows.span, self.columns.span))
+        return Quantized.stacked(parts) if len({part.bits for part in parts}) == 1 else None
 
 
 def load_weights(
@@ -121,31 +140,37 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
-    bits: Sequence[int] = (),
+    quantization: Quantization = PLAIN,
     share: Share = WHOLE,
 ) -> DecoderWeights:
     """Load the weights of a prepared model; taking the layers from what is returned loads them.
-
-    If `bits` has any, matrices are quantized: to eight bits, unless the files have them in others
-    that are among `bits`. The embedding is not. Only what is not shared can be quantized.
 
     Raises:
         ModelError: the files do not hold what the config says; the layers raise it too.
         ValueError: a matrix cannot be quantized.
     """
-    outer = _outer_tensors(config, share, quantized=bool(bits))
+    outer = _outer_tensors(config, share, own_head=quantization.others)
     inner = _layer_tensors(config, share)
     source = _open(files, config)
     loaded, total = 0, len(outer) + config.layers * len(inner)
+    bits: set[int] = set()
+
+    def few_bits(fused: Fused, prefix: str) -> Quantized | None:
+        own = fused.quantized(source, prefix, quantization.own) if quantization.own else None
+        if own is None and quantization.others and fused.columns is not None:
+            return Quantized.of(fused.load(source, prefix, torch.float32, torch.device("cpu")))
+        return own
 
     def load(tensors: dict[str, Fused], prefix: str) -> dict[str, Any]:
         nonlocal loaded
         made: dict[str, Matrix] = {}
         for field, fused in tensors.items():
-            if bits and fused.columns is not None and field != "embedding":
-                made[field] = fused.quantize(source, prefix, bits)
-            else:
+            matrix = None if field == "embedding" else few_bits(fused, prefix)
+            if matrix is None:
                 made[field] = fused.load(source, prefix, dtype, device)
+            else:
+                made[field] = matrix.to(device)
+                bits.add(matrix.bits)
             loaded += 1
             progress(loaded, total)
         return made
@@ -154,16 +179,16 @@ def load_weights(
     layers = (
         LayerWeights(**load(inner, f"model.layers.{index}.")) for index in range(config.layers)
     )
-    return DecoderWeights(layers=layers, **{"head": rest["embedding"], **rest})
+    return DecoderWeights(layers=layers, bits=bits, **{"head": rest["embedding"], **rest})
 
 
-def _outer_tensors(config: DecoderConfig, share: Share, *, quantized: bool) -> dict[str, Fused]:
+def _outer_tensors(config: DecoderConfig, share: Share, *, own_head: bool) -> dict[str, Fused]:
     vocabulary, hidden = share.padded(config.vocab_size), Cut.all(config.hidden_size)
     tensors = {
         "embedding": Fused(((_EMBEDDING, vocabulary),), hidden),
         "norm": Fused((("model.norm.weight", hidden),)),
     }
-    if quantized or not config.tied_embeddings:
+    if own_head or not config.tied_embeddings:
         name = _EMBEDDING if config.tied_embeddings else "lm_head.weight"
         tensors["head"] = Fused(((name, vocabulary),), hidden)
     return tensors
@@ -199,7 +224,7 @@ def _layer_tensors(config: DecoderConfig, share: Share) -> dict[str, Fused]:
 
 def _open(files: Weights, config: DecoderConfig) -> Source:
     if files.kind == "safetensors":
-        return SafetensorsSource(files.paths)
+        return SafetensorsSource(TensorFiles(files.paths), config.format)
     if files.kind == "gguf":
         from pagefleet_worker.gguf_weights import GgufSource
 
@@ -208,33 +233,25 @@ def _open(files: Weights, config: DecoderConfig) -> Source:
 
 
 class SafetensorsSource:
-    """Any number of safetensors files that hold one model.
+    """Files of safetensors, whose matrices may be quantized in some format."""
 
-    What was saved without its head, as models for embeddings are, has no `model.` before its names.
-    """
-
-    def __init__(self, paths: tuple[str, ...]) -> None:
-        files: list[Any] = [safe_open(path, framework="pt") for path in paths]
-        held = {name: file for file in files for name in file.keys()}  # noqa: SIM118
-        prefix = "" if any(name.startswith(_INNER) for name in held) else _INNER
-        self._tensors = {prefix + name: (file, name) for name, file in held.items()}
+    def __init__(self, tensors: TensorFiles, format: Format | None) -> None:
+        self._tensors, self._format = tensors, format
 
     def copy(self, name: str, target: Tensor, cuts: Sequence[Cut]) -> None:
-        """See `Source`; of the file only that part is read."""
-        if name not in self._tensors:
-            raise ModelError(f"The weights lack the tensor {name!r} that the config asks for.")
-        file, own_name = self._tensors[name]
-        tensor = file.get_tensor(own_name)
-        if tensor.dtype not in _READABLE:
-            raise ModelError(f"The tensor {name!r} is {tensor.dtype}: quantized, unsupported.")
+        """See `Source`; of what is not quantized only that part is read."""
         shape = [cut.whole for cut in cuts]
-        if list(tensor.shape) != shape:
-            raise ModelError(
-                f"The tensor {name!r} has the shape {list(tensor.shape)}, but the config "
-                f"says {shape}."
-            )
-        put_part(target, tensor, cuts)
+        stored = self._stored(name, shape)
+        whole = self._tensors.read(name, shape) if stored is None else stored.dequantized()
+        put_part(target, whole, cuts)
 
     def quantized(self, name: str, shape: Sequence[int]) -> Quantized | None:
-        """None: no file of this kind has such groups."""
-        return None
+        """See `Source`."""
+        stored = self._stored(name, shape)
+        return None if stored is None else stored.quantized()
+
+    def _stored(self, name: str, shape: Sequence[int]) -> StoredMatrix | None:
+        if self._format is None or len(shape) != 2:
+            return None
+        outputs, inputs = shape
+        return self._format.matrix(self._tensors, name.removesuffix(".weight"), (outputs, inputs))

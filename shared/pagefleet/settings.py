@@ -237,9 +237,10 @@ class WorkerSettings(CellSettings, ModelSettings):
         "auto", "of weights and activations", choices=("auto", "float32", "bfloat16", "float16")
     )
     quantization: str = setting(
-        "none",
-        "of matrices on a CPU: int8, or gguf to take a .gguf file's own 4 or 8 bits",
-        choices=("none", "int8", "gguf"),
+        "auto",
+        "of matrices: auto takes a quantized checkpoint's 4 or 8 bits as they are, none widens "
+        "them, int8 keeps all in 8 bits, gguf takes a .gguf file's own",
+        choices=("auto", "none", "int8", "gguf"),
     )
     tensor_parallel_size: int = setting(
         1,

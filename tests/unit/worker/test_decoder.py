@@ -1,6 +1,6 @@
 import random
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,14 +17,14 @@ from pagefleet_worker.config import load_config
 from pagefleet_worker.decoder import Decoder
 from pagefleet_worker.pools import make_pool
 from pagefleet_worker.slots import Row, Slot
-from pagefleet_worker.weights import load_weights
+from pagefleet_worker.weights import INT8, PLAIN, Quantization, load_weights
 from tests.models import VARIANTS, VOCAB_SIZE
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, BLOCKS = 16, 200
 LONGEST = 150
 
-QUANTIZATIONS = pytest.mark.parametrize("bits", [(), (8,)], ids=["plain", "int8"])
+QUANTIZATIONS = pytest.mark.parametrize("matrices", [PLAIN, INT8], ids=["plain", "int8"])
 
 WIDE_HEADS = {"mistral", "qwen3"}
 
@@ -53,11 +53,14 @@ class Model:
     """A decoder with a pool, which computes whole sequences in any schedule."""
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype = torch.float32, bits: Sequence[int] = ()
+        self,
+        folder: Path,
+        dtype: torch.dtype = torch.float32,
+        matrices: Quantization = PLAIN,
     ) -> None:
         config = load_config(folder)
         files = Manifest.load(folder).weights
-        weights = load_weights(files, config, dtype, CPU, lambda loaded, total: None, bits)
+        weights = load_weights(files, config, dtype, CPU, lambda loaded, total: None, matrices)
         self.layers = 0
         self.decoder = Decoder(config, weights, select(CPU), LONGEST, self._count)
         self.pool = make_pool(config, BLOCKS, BLOCK_SIZE, dtype, CPU)
@@ -140,11 +143,11 @@ def test_logits_are_transformers(
 def test_bits_do_not_depend_on_the_batch(
     name: str,
     dtype: torch.dtype,
-    bits: Sequence[int],
+    matrices: Quantization,
     prepared_model: Prepared,
     generator: random.Random,
 ) -> None:
-    model = Model(prepared_model(name), dtype, bits)
+    model = Model(prepared_model(name), dtype, matrices)
     prompts = random_prompts(generator, 6)
     alone = [model.logits([prompt], lambda: LONGEST, generator)[0] for prompt in prompts]
     assert all(logits.isfinite().all() for logits in alone)
@@ -159,11 +162,11 @@ def test_bits_do_not_depend_on_the_batch(
 def test_all_layers_at_once_are_the_layers_one_by_one(
     name: str,
     dtype: torch.dtype,
-    bits: Sequence[int],
+    matrices: Quantization,
     prepared_model: Prepared,
     generator: random.Random,
 ) -> None:
-    model = Model(prepared_model(name), dtype, bits)
+    model = Model(prepared_model(name), dtype, matrices)
     prompts = random_prompts(generator, 4)
     at_once = model.logits(prompts, lambda: generator.randint(1, 40), generator)
     by_layer = model.decoder.hidden_by_layer

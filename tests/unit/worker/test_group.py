@@ -247,7 +247,7 @@ def test_what_a_rank_alone_refuses_is_told(
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"quantization": "int8"}, "Quantized matrices are not shared"),
+        ({"quantization": "int8"}, "A rank's 32 numbers of its heads and 48 of its neurons"),
         ({"tensor_parallel_size": 3}, "3 devices cannot share 4 attention heads"),
         ({"device": "cuda:0,cuda:0"}, "takes 2 different devices, and --device cuda:0,cuda:0"),
         ({"device": "cuda:0,cuda:1,cuda:2"}, "takes 2 different devices"),

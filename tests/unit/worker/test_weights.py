@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -16,7 +16,14 @@ from pagefleet.manifest import Weights
 from pagefleet_kernels.quantized import Quantized
 from pagefleet_worker.config import DecoderConfig, parse_config
 from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.weights import DecoderWeights, load_weights
+from pagefleet_worker.weights import (
+    INT8,
+    OWN_OR_INT8,
+    PLAIN,
+    DecoderWeights,
+    Quantization,
+    load_weights,
+)
 from tests.models import make_model
 
 CPU = torch.device("cpu")
@@ -51,9 +58,9 @@ def load(
     files: Weights,
     config: DecoderConfig,
     dtype: torch.dtype = torch.float32,
-    bits: Sequence[int] = (),
+    quantization: Quantization = PLAIN,
 ) -> DecoderWeights:
-    weights = load_weights(files, config, dtype, CPU, lambda loaded, total: None, bits)
+    weights = load_weights(files, config, dtype, CPU, lambda loaded, total: None, quantization)
     return replace(weights, layers=tuple(weights.layers))
 
 
@@ -202,25 +209,25 @@ def test_gguf(name: str, head_dim: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "bits", "kept"),
+    ("kinds", "quantization", "kept"),
     [
-        (["Q8_0"], (8,), 8),
-        (["Q8_0"], (4, 8), 8),
-        (["Q4_0", "Q4_1"], (4, 8), 4),
-        (["Q4_0", "Q4_1"], (8,), None),
-        (["Q4_1", "Q8_0", "F16"], (4, 8), None),
-        (["Q5_0"], (4, 8), None),
+        (["Q8_0"], INT8, 8),
+        (["Q8_0"], OWN_OR_INT8, 8),
+        (["Q4_0", "Q4_1"], OWN_OR_INT8, 4),
+        (["Q4_0", "Q4_1"], INT8, None),
+        (["Q4_1", "Q8_0", "F16"], OWN_OR_INT8, None),
+        (["Q5_0"], OWN_OR_INT8, None),
     ],
 )
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_quantized_gguf(
-    name: str, kinds: list[str], bits: tuple[int, ...], kept: int | None, tmp_path: Path
+    name: str, kinds: list[str], quantization: Quantization, kept: int | None, tmp_path: Path
 ) -> None:
     """Matrices are those of the file where it has all parts in the same bits, else in eight."""
     folder = make_model(name, tmp_path / "hf")
     path = write_gguf(tmp_path / "model.gguf", folder, kinds)
     files, config = Weights("gguf", (str(path),)), config_of(folder)
-    plain, quantized = load(files, config), load(files, config, bits=bits)
+    plain, quantized = load(files, config), load(files, config, quantization=quantization)
     assert isinstance(quantized.embedding, Tensor)
     pairs = [(plain.head, quantized.head)]
     for layer, same in zip(plain.layers, quantized.layers, strict=True):
@@ -242,7 +249,7 @@ def test_quantized_gguf_of_superblocks(kinds: list[str], tmp_path: Path) -> None
     folder = make_model("llama", tmp_path / "hf", hidden_size=256, intermediate_size=512)
     path = write_gguf(tmp_path / "model.gguf", folder, kinds)
     files, config = Weights("gguf", (str(path),)), config_of(folder)
-    plain, quantized = load(files, config), load(files, config, bits=(4, 8))
+    plain, quantized = load(files, config), load(files, config, quantization=OWN_OR_INT8)
     for layer, same in zip(plain.layers, quantized.layers, strict=True):
         for name in MATRICES:
             weight, matrix = getattr(layer, name), getattr(same, name)
@@ -254,7 +261,8 @@ def test_quantized_gguf_of_superblocks(kinds: list[str], tmp_path: Path) -> None
 def test_quantized_safetensors(name: str, small_model: Callable[[str], Path]) -> None:
     folder = small_model(name)
     plain, quantized = (
-        load(files_of(folder), config_of(folder), torch.bfloat16, bits) for bits in ((), (8,))
+        load(files_of(folder), config_of(folder), torch.bfloat16, quantization)
+        for quantization in (PLAIN, INT8)
     )
     for weights, matrices in [
         (plain, quantized),
