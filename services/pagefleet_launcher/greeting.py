@@ -49,8 +49,10 @@ def greeting(
 
     asked: what the user said. settings: what the services were told.
     """
-    names = settings.served_model_name or Manifest.load(Path(settings.model)).name
-    name = names.partition(",")[0]
+    manifest = Manifest.load(Path(settings.model))
+    name = (settings.served_model_name or manifest.name).partition(",")[0]
+    adapters = ", ".join(adapter.name for adapter in manifest.adapters)
+    beside = f"LoRA adapters, by the names to ask for them: {adapters}\n" if adapters else ""
     scheme = "https" if settings.ssl_certfile else "http"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     pagefleet = os.path.abspath(sys.argv[0])
@@ -58,7 +60,7 @@ def greeting(
     join = shlex.join([pagefleet, "worker", *_unusual(settings, WorkerSettings)])
     return f"""
 Pagefleet serves {name} at {url} (ready after {seconds:.1f} s)
-Ask it something:
+{beside}Ask it something:
   {curl(settings, name, url)}
 Talk to it, from another terminal:
   {chat}

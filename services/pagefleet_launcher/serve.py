@@ -156,6 +156,7 @@ def complete(
         model=str(model),
         tokenizer=AUTO,
         generation_config=AUTO,
+        lora_modules=None,
         fd=listener.fileno(),
         metrics_folder=asked.metrics_folder or str(folder),
         gateway_endpoint=gateway_endpoint,

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pagefleet.manifest import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_WEIGHTS_FILE,
     CHAT_TEMPLATE_FILE,
     CONFIG_FILE,
     FORMAT_VERSION,
     GENERATION_CONFIG_FILE,
     TOKENIZER_FILE,
+    Adapter,
     Manifest,
     SamplingDefaults,
     Weights,
@@ -35,7 +38,7 @@ class ModelFiles:
 
     config: in Hugging Face's terms. special_tokens: `bos_token`, `eos_token` and the others that
     the tokenizer names, as text. end_of_turn_ids: ids that end a chat turn beyond those that
-    config, generation_config and `eos_token` name. writes, embeds: see `Manifest`.
+    config, generation_config and `eos_token` name. writes, embeds, adapters: see `Manifest`.
     """
 
     name: str
@@ -48,6 +51,7 @@ class ModelFiles:
     end_of_turn_ids: tuple[int, ...] = ()
     writes: bool = True
     embeds: bool = True
+    adapters: tuple[Adapter, ...] = ()
 
     def write(self, folder: Path) -> None:
         """Write the prepared model into `folder`, which exists and is empty."""
@@ -58,7 +62,7 @@ class ModelFiles:
             (folder / CHAT_TEMPLATE_FILE).write_text(self.chat_template, encoding="utf-8")
         if self.generation_config:
             _write_json(folder / GENERATION_CONFIG_FILE, self.generation_config)
-        self._manifest(_fingerprint(folder, self.weights)).save(folder)
+        self._manifest(_fingerprint(folder, self.weights, self.adapters)).save(folder)
 
     def _manifest(self, fingerprint: str) -> Manifest:
         return Manifest(
@@ -75,6 +79,7 @@ class ModelFiles:
             fingerprint=fingerprint,
             writes=self.writes,
             embeds=self.embeds,
+            adapters=self.adapters,
         )
 
     def _required(self, key: str) -> Any:
@@ -142,17 +147,30 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _fingerprint(folder: Path, weights: Weights) -> str:
-    """SHA-256 over config, tokenizer and the size, first and last MiB of each weight file."""
+def _fingerprint(folder: Path, weights: Weights, adapters: tuple[Adapter, ...]) -> str:
+    """SHA-256 over config, tokenizer and the size, first and last MiB of each weight file; and over
+    the names of adapters, in their order, and the same of their files.
+    """
     digest = hashlib.sha256(f"pagefleet model {FORMAT_VERSION} {weights.kind}".encode())
     for name in (CONFIG_FILE, TOKENIZER_FILE):
         digest.update(hashlib.sha256((folder / name).read_bytes()).digest())
     for path in weights.paths:
-        with open(path, "rb") as file:
-            head = file.read(_IDENTITY_BYTES)
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _IDENTITY_BYTES))
-            tail = file.read()
-        digest.update(size.to_bytes(8, "little"))
-        digest.update(hashlib.sha256(head).digest() + hashlib.sha256(tail).digest())
+        digest.update(_marks(Path(path)))
+    for adapter in adapters:
+        digest.update(hashlib.sha256(adapter.name.encode()).digest())
+        files = [Path(adapter.folder, name) for name in (ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE)]
+        for file in filter(Path.exists, files):  # none need be there for a model without weights
+            digest.update(_marks(file))
     return digest.hexdigest()
+
+
+def _marks(path: Path) -> bytes:
+    """What tells a large file from others, without all of it being read."""
+    with open(path, "rb") as file:
+        head = file.read(_IDENTITY_BYTES)
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _IDENTITY_BYTES))
+        tail = file.read()
+    return (
+        size.to_bytes(8, "little") + hashlib.sha256(head).digest() + hashlib.sha256(tail).digest()
+    )

@@ -2,9 +2,9 @@
 
 The folder is `<cache>/models/<name>-<hash>`, where the hash covers the manifest's format version
 and the identity of the source (a path, with size and time of change of its files) and of whatever
-is put in place of its parts (`substitutes`). It is made under another name and renamed, one process
-at a time, so that whoever sees it sees it whole. Where it is there already nothing heavy is
-imported. Its path is the last line on stdout.
+is put in place of its parts, or beside it (`substitutes`). It is made under another name and
+renamed, one process at a time, so that whoever sees it sees it whole. Where it is there already
+nothing heavy is imported. Its path is the last line on stdout.
 """
 
 import argparse
@@ -12,12 +12,13 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from pagefleet.manifest import FORMAT_VERSION, MANIFEST_FILE, Manifest, ManifestError
+from pagefleet.lora_modules import lora_modules
+from pagefleet.manifest import FORMAT_VERSION, MANIFEST_FILE, Adapter, Manifest, ManifestError
 from pagefleet.settings import AUTO, DEFAULT_MODEL
 from pagefleet_worker.download import (
     WHEEL_SHA256,
@@ -28,6 +29,7 @@ from pagefleet_worker.download import (
 from pagefleet_worker.model_files import ModelFiles
 from pagefleet_worker.scratch import publish, scratch_for
 from pagefleet_worker.substitutes import (
+    with_adapters,
     with_generation_config,
     with_neutral_sampling,
     with_tokenizer,
@@ -36,6 +38,7 @@ from pagefleet_worker.substitutes import (
 ECHO_MODEL = "echo"
 NEUTRAL = ("none", "vllm")
 """Of a generation config: nothing is recommended. vLLM's word for it is its own name."""
+NO_ADAPTERS: Mapping[str, str] = {}
 
 _LOG = logging.getLogger("pagefleet_worker.prepare")
 
@@ -71,24 +74,32 @@ class Source:
 
 
 def prepare(
-    model: str, cache: Path, *, tokenizer: str = AUTO, generation_config: str = AUTO
+    model: str,
+    cache: Path,
+    *,
+    tokenizer: str = AUTO,
+    generation_config: str = AUTO,
+    adapters: Mapping[str, str] = NO_ADAPTERS,
 ) -> Path:
     """The prepared folder of `model` under `cache`, made unless it is there, or `model` is one.
 
     tokenizer: a folder or a tokenizer.json. generation_config: a folder, or one of `NEUTRAL`.
+    adapters: folders of LoRA adapters by their names.
 
     Raises FileNotFoundError, ValueError (ModelError is one) or DownloadError (a RuntimeError) with
     a sentence for the user, and any OSError of the cache's disk.
     """
     if (Path(model) / MANIFEST_FILE).exists():
-        if (tokenizer, generation_config) != (AUTO, AUTO):
+        if (tokenizer, generation_config) != (AUTO, AUTO) or adapters:
             raise ValueError(
-                f"{model} is prepared already, and its tokenizer and generation config are chosen: "
-                "name the model that it was made from, or leave these options out."
+                f"{model} is prepared already, and its tokenizer, generation config and LoRA "
+                "adapters are chosen: name the model that it was made from, or leave these options "
+                "out."
             )
         Manifest.load(Path(model))
         return Path(model).absolute()
     source = _substituted(_resolve(model, cache), tokenizer, generation_config)
+    source = _with_adapters(source, adapters)
     key = hashlib.sha256(f"{FORMAT_VERSION}\0{source.identity}".encode()).hexdigest()[:16]
     folder = cache.absolute() / "models" / f"{source.name}-{key}"
     if not _is_prepared(folder):
@@ -133,9 +144,24 @@ def _substituted(source: Source, tokenizer: str, generation_config: str) -> Sour
     return source
 
 
-def _existing(named: str, what: str) -> Path:
+def _with_adapters(source: Source, named: Mapping[str, str]) -> Source:
+    """The source with LoRA adapters beside it, if any are named."""
+    if not named:
+        return source
+    adapters = tuple(
+        Adapter(name, str(_existing(path, f"folder of the LoRA adapter {name!r}", Path.is_dir)))
+        for name, path in named.items()
+    )
+    identities = [
+        f"LoRA adapter {adapter.name} {adapter.folder} {_identity(Path(adapter.folder))}"
+        for adapter in adapters
+    ]
+    return source.changed("\0".join(identities), lambda files: with_adapters(files, adapters))
+
+
+def _existing(named: str, what: str, exists: Callable[[Path], bool] = Path.exists) -> Path:
     path = Path(named).expanduser().resolve()
-    if not path.exists():
+    if not exists(path):
         raise FileNotFoundError(f"There is no {what} at {path}.")
     return path
 
@@ -169,7 +195,8 @@ def _is_prepared(folder: Path) -> bool:
         manifest = Manifest.load(folder)
     except ManifestError:
         return False
-    return all(os.path.exists(path) for path in manifest.weights.paths)
+    folders = [adapter.folder for adapter in manifest.adapters]
+    return all(map(os.path.exists, [*manifest.weights.paths, *folders]))
 
 
 def _make(source: Source, made: Path, folder: Path) -> None:
@@ -209,6 +236,10 @@ def main() -> int:
         "--generation-config", default=AUTO, help=f"a folder, or {' or '.join(NEUTRAL)}"
     )
     parser.add_argument(
+        "--lora-modules",
+        help="LoRA adapters to serve beside it: sql=/adapters/sql,poet=/adapters/poet",
+    )
+    parser.add_argument(
         "--cache",
         type=Path,
         metavar="DIR",
@@ -224,6 +255,7 @@ def main() -> int:
             cache,
             tokenizer=arguments.tokenizer,
             generation_config=arguments.generation_config,
+            adapters=lora_modules(arguments.lora_modules) if arguments.lora_modules else {},
         )
     except (ValueError, DownloadError) as error:
         _LOG.error("%s", error)

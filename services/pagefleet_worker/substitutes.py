@@ -1,14 +1,15 @@
-"""What an operator puts in place of parts of a model, before it is prepared.
+"""What an operator puts in place of parts of a model, or beside it, before it is prepared.
 
 A tokenizer brings its special tokens and its chat template; where it says nothing of them, the
 model's own stay. A generation config is all that is recommended for a model: what holds where a
-request is silent, and which ids end a generation.
+request is silent, and which ids end a generation. LoRA adapters are looked through, so that one
+that cannot be served is refused before anything starts.
 """
 
 from dataclasses import replace
 from pathlib import Path
 
-from pagefleet.manifest import GENERATION_CONFIG_FILE, SamplingDefaults
+from pagefleet.manifest import GENERATION_CONFIG_FILE, Adapter, SamplingDefaults
 from pagefleet_worker.model_files import ModelError, ModelFiles, read_json
 
 
@@ -46,3 +47,31 @@ def with_neutral_sampling(files: ModelFiles) -> ModelFiles:
     recommended = SamplingDefaults.__struct_fields__
     config = {name: v for name, v in files.generation_config.items() if name not in recommended}
     return replace(files, generation_config=config)
+
+
+def with_adapters(files: ModelFiles, adapters: tuple[Adapter, ...]) -> ModelFiles:
+    """The model with LoRA adapters beside it. Those of a model without weights may be any folders.
+
+    Raises:
+        ModelError: one cannot be served with this model.
+    """
+    if files.weights.kind != "none":
+        _check_adapters(files, adapters)
+    return replace(files, adapters=adapters)
+
+
+def _check_adapters(files: ModelFiles, adapters: tuple[Adapter, ...]) -> None:
+    from pagefleet_worker.config import ARCHITECTURES, parse_config
+    from pagefleet_worker.lora import read_adapter
+
+    if (architecture := files.config.get("model_type")) not in ARCHITECTURES:
+        raise ModelError(
+            f"LoRA adapters are served with models of the architectures {', '.join(ARCHITECTURES)},"
+            f" not of {architecture!r}: merge the adapter into the model, and serve that."
+        )
+    config = parse_config(files.config)
+    for adapter in adapters:
+        try:
+            read_adapter(Path(adapter.folder), config)
+        except ModelError as error:
+            raise ModelError(f"The LoRA adapter {adapter.name!r}: {error}") from error

@@ -18,6 +18,9 @@ TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 GENERATION_CONFIG_FILE = "generation_config.json"
 
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
+
 
 class ManifestError(ValueError):
     """A folder whose manifest is missing, malformed or of another format version."""
@@ -33,8 +36,8 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A LoRA adapter (Hu et al. 2021) that is served beside the model, under a name of its own.
 
-    folder: absolute; it holds `adapter_config.json` and `adapter_model.safetensors`, as PEFT
-    writes them.
+    folder: absolute; it holds `ADAPTER_CONFIG_FILE` and `ADAPTER_WEIGHTS_FILE`, as PEFT writes
+    them, unless the model has no weights.
     """
 
     name: str

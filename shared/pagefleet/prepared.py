@@ -14,6 +14,8 @@ def preparation(settings: ModelSettings) -> list[str]:
         f"--tokenizer={settings.tokenizer}",
         f"--generation-config={settings.generation_config}",
     ]
+    if settings.lora_modules is not None:
+        options.append(f"--lora-modules={settings.lora_modules}")
     return [sys.executable, "-m", "pagefleet_worker.prepare", *options, settings.model]
 
 
@@ -25,7 +27,7 @@ def prepared_folder(settings: ModelSettings) -> Path:
     """
     folder = Path(settings.model)
     is_all_its_own = settings.tokenizer == settings.generation_config == AUTO
-    if is_all_its_own and (folder / MANIFEST_FILE).exists():
+    if is_all_its_own and settings.lora_modules is None and (folder / MANIFEST_FILE).exists():
         return folder
     done = subprocess.run(preparation(settings), stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:

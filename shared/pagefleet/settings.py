@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from pagefleet.cell_key import CellKey
+from pagefleet.lora_modules import parse_lora_modules
 from pagefleet.params import MAX_CHOICES, MAX_LOGPROBS
 from pagefleet.setting import (
     checked,
@@ -85,6 +86,12 @@ class ModelSettings:
         AUTO,
         "how to sample where a request does not say: as the model's authors recommend (auto), in a "
         "neutral way (none, or vllm), or as the generation_config.json of a folder says",
+    )
+    lora_modules: str | None = setting(
+        None,
+        "LoRA adapters to serve beside the model, as folders in PEFT's format under names of their "
+        "own: sql=/adapters/sql,poet=/adapters/poet",
+        convert=parse_lora_modules,
     )
     max_model_len: int | None = setting(
         None, "tokens a sequence may have; as many as the model knows by default", least=1

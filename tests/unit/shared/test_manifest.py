@@ -6,6 +6,7 @@ import pytest
 from pagefleet.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
+    Adapter,
     Manifest,
     ManifestError,
     SamplingDefaults,
@@ -27,16 +28,18 @@ MANIFEST = Manifest(
 )
 
 
-def test_what_is_saved_is_loaded(tmp_path):
-    MANIFEST.save(tmp_path)
-    assert Manifest.load(tmp_path) == MANIFEST
+@pytest.mark.parametrize("adapters", [(), (Adapter("sql", "/a"), Adapter("poet", "/b"))])
+def test_what_is_saved_is_loaded(tmp_path, adapters):
+    manifest = msgspec.structs.replace(MANIFEST, adapters=adapters)
+    manifest.save(tmp_path)
+    assert Manifest.load(tmp_path) == manifest
 
 
 def test_what_is_usual_is_not_said(tmp_path):
     """So that a Pagefleet of before reads it."""
     MANIFEST.save(tmp_path)
     said = json.loads((tmp_path / MANIFEST_FILE).read_text())
-    assert said.keys().isdisjoint({"writes", "embeds"})
+    assert said.keys().isdisjoint({"writes", "embeds", "adapters"})
 
 
 def test_a_folder_without_one_is_no_prepared_model(tmp_path):

@@ -113,7 +113,7 @@ OPERATORS_KNOW = {
     "--enable-prefix-caching", "--enforce-eager", "--tokenizer", "--chat-template",
     "--generation-config", "--max-logprobs", "--max-num-queued-reqs", "--shutdown-timeout",
     "--scheduling-policy", "--tool-call-parser", "--ssl-certfile", "--ssl-keyfile",
-    "--allowed-origins", "--root-path",
+    "--allowed-origins", "--root-path", "--lora-modules",
 }  # fmt: skip
 """Flags of vLLM that keep their names."""
 

@@ -1,4 +1,6 @@
-"""A tokenizer and a generation config in place of a model's own, from the flag to the manifest."""
+"""A tokenizer and a generation config in place of a model's own, and LoRA adapters beside it, from
+the flag to the manifest.
+"""
 
 import json
 import os
@@ -9,14 +11,22 @@ import pytest
 from llguidance import grammar_from
 from tokenizers import Tokenizer
 
-from pagefleet.manifest import Manifest, SamplingDefaults
+from pagefleet.manifest import Adapter, Manifest, SamplingDefaults
 from pagefleet.params import Guide
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import GatewaySettings, WorkerSettings
 from pagefleet_worker.grammar import Grammars
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
-from tests.unit.worker.test_prepare import command, hf_folder
+from tests.unit.worker.test_prepare import CONFIG, command, hf_folder
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "rms_norm_eps": 1e-5,
+}
 
 
 @pytest.fixture(scope="module")
@@ -123,17 +133,22 @@ def test_a_generation_config_is_all_that_is_recommended(tmp_path, model):
         ({"tokenizer": "{}"}, "cannot load the tokenizer in"),
         ({"generation_config": "{}/nowhere"}, "There is no generation config at .*nowhere"),
         ({"generation_config": "{}"}, "lacks generation_config.json"),
+        ({"lora": "{}/nowhere"}, "There is no folder of the LoRA adapter 'sql' at .*nowhere"),
+        ({"lora": "{}/odd.json"}, "There is no folder of the LoRA adapter 'sql' at .*odd.json"),
     ],
 )
 def test_parts_that_are_none_are_refused(tmp_path, parts, reason):
     (tmp_path / "odd.json").write_text('{"eos_token": "x"}')
     named = {part: name.format(tmp_path) for part, name in parts.items()}
+    if folder := named.pop("lora", None):
+        named["adapters"] = {"sql": folder}
     with pytest.raises((ModelError, FileNotFoundError), match=reason):
         prepare("echo", tmp_path, **named)
 
 
-def test_the_parts_of_a_prepared_model_are_chosen(tmp_path, echo):
-    process = command(str(echo), "--cache", str(tmp_path), "--generation-config=none")
+@pytest.mark.parametrize("option", ["--generation-config=none", "--lora-modules=a=/"])
+def test_the_parts_of_a_prepared_model_are_chosen(tmp_path, echo, option):
+    process = command(str(echo), "--cache", str(tmp_path), option)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"{echo} is prepared already" in said
@@ -143,10 +158,85 @@ def test_the_parts_of_a_prepared_model_are_chosen(tmp_path, echo):
 def test_services_that_are_told_the_same_agree(tmp_path, echo, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     other = str(swapped(echo, tmp_path / "tokenizer.json"))
+    told = {"tokenizer": other, "generation_config": "vllm", "lora_modules": f"sql={tmp_path}"}
     folders = {
-        prepared_folder(cls(model="echo", tokenizer=other, generation_config="vllm"))
-        for cls in (GatewaySettings, WorkerSettings)
+        prepared_folder(cls(model="echo", **told)) for cls in (GatewaySettings, WorkerSettings)
     }
     assert len(folders) == 1
-    assert ids(folders.pop(), "ab") == [98, 97]
+    (folder,) = folders
+    assert ids(folder, "ab") == [98, 97]
+    assert Manifest.load(folder).adapters == (Adapter("sql", str(tmp_path)),)
     assert prepared_folder(GatewaySettings(model=str(echo))) == echo
+
+
+def adapter(folder: Path, config: str = "{}", weights: bytes = b"") -> str:
+    """A folder with an adapter's files, of which an echo model reads nothing."""
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(config)
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    return str(folder)
+
+
+def test_adapters_are_told_in_their_order(tmp_path):
+    named = {"sql": adapter(tmp_path / "b"), "poet": adapter(tmp_path / "a")}
+    manifest = Manifest.load(prepare("echo", tmp_path, adapters=named))
+    assert manifest.adapters == (
+        Adapter("sql", str(tmp_path / "b")),
+        Adapter("poet", str(tmp_path / "a")),
+    )
+
+
+def test_processes_with_other_adapters_are_no_cell(tmp_path):
+    """Their fingerprints differ by what lies in the folders, by the names, and by the order."""
+    one, other = adapter(tmp_path / "1"), adapter(tmp_path / "2", weights=bytes(9))
+    long = [adapter(tmp_path / f"long{n}", weights=bytes(2**21) + bytes([n])) for n in range(2)]
+    config = adapter(tmp_path / "3", config='{"r": 8}')
+    (tmp_path / "empty").mkdir()
+    cells = [
+        {},
+        *({"a": folder} for folder in (one, other, config, *long, str(tmp_path / "empty"))),
+        {"b": one},
+        {"a": one, "b": other},
+        {"b": other, "a": one},
+        {"a": other, "b": one},
+    ]
+    manifests = [Manifest.load(prepare("echo", tmp_path, adapters=named)) for named in cells]
+    assert len({manifest.fingerprint for manifest in manifests}) == len(cells)
+
+
+def test_a_copy_of_an_adapter_elsewhere_is_the_same_model(tmp_path):
+    """On another machine, beside files that PEFT does not read."""
+    here, there = (adapter(tmp_path / where, weights=bytes(99)) for where in ("here", "there"))
+    (tmp_path / "there/README.md").write_text("An adapter.")
+    folders = [prepare("echo", tmp_path, adapters={"a": each}) for each in (here, there)]
+    assert folders[0] != folders[1]
+    assert len({Manifest.load(folder).fingerprint for folder in folders}) == 1
+
+
+def test_an_adapter_that_changes_is_prepared_again(tmp_path):
+    named = {"a": adapter(tmp_path / "a")}
+    before = prepare("echo", tmp_path, adapters=named)
+    assert prepare("echo", tmp_path, adapters=named) == before
+    adapter(tmp_path / "a", weights=b"more")
+    after = prepare("echo", tmp_path, adapters=named)
+    assert Manifest.load(before).fingerprint != Manifest.load(after).fingerprint
+    assert prepare("echo", tmp_path) not in (before, after)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_an_adapter_that_cannot_be_served_is_refused_at_once(tmp_path, echo, architecture):
+    """Before there is anything that could be served; what `read_adapter` refuses is its own test's
+    matter.
+    """
+    config = CONFIG | {"model_type": architecture, **SIZES}
+    model = hf_folder(tmp_path / "tiny", echo, config)
+    unfit = adapter(tmp_path / "unfit", '{"peft_type": "IA3"}')
+    process = command(str(model), "--cache", str(tmp_path / "cache"), f"--lora-modules=sql={unfit}")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    *_, reason = said.splitlines()
+    if architecture == "llama":
+        assert reason.startswith(f"pagefleet: The LoRA adapter 'sql': {unfit}/adapter_config.json ")
+    else:
+        assert "LoRA adapters are served with models of the architectures llama, " in reason
+    assert not list((tmp_path / "cache/models").glob("tiny-*"))
