@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pagefleet_kernels import reference
 from pagefleet_kernels.layers import DecoderLayer, Layer, Stack, StackShape
-from pagefleet_kernels.quantized import Matrix
+from pagefleet_kernels.quantized import Matrix, Quantized
 
 
 def _no_stack(
@@ -87,11 +87,14 @@ def _triton(invariant: bool) -> Kernels:
         triton_logprobs,
         triton_matmul,
         triton_norm,
+        triton_quantized,
         triton_sampling,
     )
 
     def linear(weight: Matrix, bias: Tensor | None = None) -> Layer:
-        if invariant and isinstance(weight, Tensor):
+        if isinstance(weight, Quantized):
+            return triton_quantized.QuantizedLinear(weight, bias, invariant=invariant)
+        if invariant:
             return lambda values: triton_matmul.product(values, weight, bias)
         return reference.linear(weight, bias)
 

@@ -210,7 +210,7 @@ def linear(weight: Matrix, bias: Tensor | None = None) -> Callable[[Tensor], Ten
     """Makes the layer y = x W^T + b; it takes [T, inputs] and gives [T, outputs].
 
     Args:
-        weight: [outputs, inputs]; if it is quantized, x is too (see `quantized`).
+        weight: [outputs, inputs]; if it is quantized, x is too, as on a CPU (see `quantized`).
         bias: [outputs].
     """
     if isinstance(weight, Tensor):

@@ -61,7 +61,7 @@ def _product_kernel(
         tl.store(output + places, sums.to(output.dtype.element_ty), mask=mask)
 
 
-def _dot_type(dtype: torch.dtype) -> tl.dtype:
+def dot_type(dtype: torch.dtype) -> tl.dtype:
     """The type of the operands. (The interpreter's products are wrong in bfloat16.)"""
     if dtype is torch.float16:
         return tl.float16
@@ -105,7 +105,7 @@ def product(
             COLUMNS=columns,
             DEPTH=_DEPTH_BYTES // values.element_size(),
             BIASED=bias is not None,
-            DOT_TYPE=_dot_type(values.dtype),
+            DOT_TYPE=dot_type(values.dtype),
             num_warps=4,
             num_stages=min(4, chip.stages),
             enable_fp_fusion=False,
