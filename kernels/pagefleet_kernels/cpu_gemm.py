@@ -14,6 +14,8 @@ inputs, by VDPBF16PS where the processor has it, else by two multiply-adds of th
 there the rounding of the inputs outweighs that of the sums, which are float32.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import binding, ir
@@ -55,6 +57,7 @@ _INT64 = ir.IntType(64)
 def _emit_product(
     builder: Any,
     form: Format,
+    vectors: int,
     rows: int,
     values: Any,
     stride: Any,
@@ -63,12 +66,13 @@ def _emit_product(
     sums: Any,
 ) -> None:
     """The loop over the inputs for a number of rows; `steps` is at least 1."""
+    inputs = (values, stride, panel)
     if form is not Format.FLOAT32:
-        stretch = _emit_stretch(builder, form, rows, values, stride, panel, _INT64(0), steps)
+        stretch = _emit_stretch(builder, form, vectors, rows, *inputs, _INT64(0), steps)
         for number, total in enumerate(stretch):
             store(builder, total, at(builder, sums, number * _VECTOR_BYTES))
         return
-    places = [at(builder, sums, number * _VECTOR_BYTES) for number in range(rows * PANEL_VECTORS)]
+    places = [at(builder, sums, number * _VECTOR_BYTES) for number in range(rows * vectors)]
     for place in places:
         store(builder, floats(0.0), place)
     before = builder.block
@@ -80,7 +84,7 @@ def _emit_product(
     following = builder.add(begin, _INT64(_STRETCH))
     more = builder.icmp_signed("<", following, steps)
     end = builder.select(more, following, steps)
-    stretch = _emit_stretch(builder, form, rows, values, stride, panel, begin, end)
+    stretch = _emit_stretch(builder, form, vectors, rows, *inputs, begin, end)
     for total, place in zip(stretch, places, strict=True):
         store(builder, builder.fadd(load(builder, place), total), place)
     begin.add_incoming(_INT64(0), before)
@@ -92,6 +96,7 @@ def _emit_product(
 def _emit_stretch(
     builder: Any,
     form: Format,
+    vectors: int,
     rows: int,
     values: Any,
     stride: Any,
@@ -108,11 +113,11 @@ def _emit_stretch(
     builder.branch(body)
     builder.position_at_end(body)
     step = builder.phi(_INT64)
-    totals = [builder.phi(VECTOR) for _ in range(rows * PANEL_VECTORS)]
-    place = builder.add(panel, builder.mul(step, _INT64(PANEL * 4)))
+    totals = [builder.phi(VECTOR) for _ in range(rows * vectors)]
+    place = builder.add(panel, builder.mul(step, _INT64(vectors * _VECTOR_BYTES)))
     weights = [
         load(builder, at(builder, place, vector * _VECTOR_BYTES), step_type)
-        for vector in range(PANEL_VECTORS)
+        for vector in range(vectors)
     ]
     offset = builder.mul(step, _INT64(4))
     grown = []
@@ -120,7 +125,7 @@ def _emit_stretch(
         scalar = load(builder, builder.add(source, offset), step_type.element)
         spread = splat(builder, scalar)
         for vector, weight in enumerate(weights):
-            total = totals[row * PANEL_VECTORS + vector]
+            total = totals[row * vectors + vector]
             grown.append(multiply_add_words(builder, form, spread, weight, total))
     following = builder.add(step, _INT64(1))
     step.add_incoming(begin, before)
@@ -160,27 +165,59 @@ def product(
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, _, rows, *others = arguments
-        done = builder.append_basic_block("multiplied")
-        switch = builder.switch(rows, done)
-        for count in range(1, TILE_ROWS + 1):
-            block = builder.append_basic_block(f"rows_{count}")
-            switch.add_case(_INT64(count), block)
-            builder.position_at_end(block)
+
+        def emit(count: int) -> None:
             if weights.value.grouped:
-                kind, vectors = weights.value, PANEL_VECTORS
-                emit_grouped_product(builder, kind, vectors, count, *others)
+                emit_grouped_product(builder, weights.value, PANEL_VECTORS, count, *others)
             else:
-                _emit_product(builder, form.value, count, *others)
-            builder.branch(done)
-        builder.position_at_end(done)
+                _emit_product(builder, form.value, PANEL_VECTORS, count, *others)
+
+        _emit_counts(builder, rows, emit)
         return context.get_dummy_value()
 
     return types.void(form, weights, *([_WORD] * 6)), lower
 
 
 @intrinsic
+def narrow_product(
+    typing: Any,
+    form: Any,
+    rows: Any,
+    values: Any,
+    stride: Any,
+    panel: Any,
+    steps: Any,
+    sums: Any,
+) -> Any:
+    """`product` with a plain panel of LANES outputs; the sums are float32 [rows, LANES]."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, rows, *others = arguments
+        emit = partial(_emit_product, builder, form.value, 1)
+        _emit_counts(builder, rows, lambda count: emit(count, *others))
+        return context.get_dummy_value()
+
+    return types.void(form, *([_WORD] * 6)), lower
+
+
+def _emit_counts(builder: Any, rows: Any, emit: Callable[[int], None]) -> None:
+    """A case for each number of rows up to TILE_ROWS; of 0 there is none."""
+    done = builder.append_basic_block("multiplied")
+    switch = builder.switch(rows, done)
+    for count in range(1, TILE_ROWS + 1):
+        block = builder.append_basic_block(f"rows_{count}")
+        switch.add_case(_INT64(count), block)
+        builder.position_at_end(block)
+        emit(count)
+        builder.branch(done)
+    builder.position_at_end(done)
+
+
+@intrinsic
 def sums_of_a_tile(typing: Any) -> Any:
-    """Address of room for float32 [TILE_ROWS, PANEL] on the stack of the calling thread."""
+    """Address of room for float32 [TILE_ROWS, PANEL] on the stack of the calling thread, one for
+    each place where it is asked for.
+    """
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         room = cgutils.alloca_once(builder, VECTOR, size=TILE_ROWS * PANEL_VECTORS)

@@ -7,11 +7,11 @@ its roundings), whose panels hold sixteen gates and the sixteen values that they
 An output's bits depend on its row and on the weights alone, whatever the batch and the threads.
 
 A quantized matrix is packed by the same plan, and its rows are quantized first (`cpu_grouped`).
+What adapters add comes to the sums before anything else does (`cpu_lora`).
 """
 
 import ctypes
 import functools
-from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -25,6 +25,8 @@ from pagefleet_kernels.cpu_gemm import PANEL, PANEL_VECTORS, TILE_ROWS, product,
 from pagefleet_kernels.cpu_grouped import Weights
 from pagefleet_kernels.cpu_ir import LANES, Format, device
 from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_tasks
+from pagefleet_kernels.cpu_lora import PackedLoras, add_loras
+from pagefleet_kernels.cpu_packing import arena, interleaved, packed, packed_groups
 from pagefleet_kernels.cpu_simd import (
     add,
     broadcast,
@@ -38,9 +40,9 @@ from pagefleet_kernels.cpu_simd import (
     store_few,
     store_numbers,
 )
-from pagefleet_kernels.quantized import GROUP, Matrix, Quantized
-
-_CACHE_LINE = 64
+from pagefleet_kernels.layers import Layer
+from pagefleet_kernels.lora import Loras
+from pagefleet_kernels.quantized import Matrix, Quantized
 
 _TASK_TILES = 8
 """Tiles of rows that a task takes through a panel: their inputs stay in the second-level cache."""
@@ -59,13 +61,13 @@ class Epilogue(IntEnum):
 
 class LinearArguments(ctypes.Structure):
     """What a packed linear layer hands to the compiled code; strides are in bytes, `bias` is 0
-    where there is none. An output row has `columns` numbers. The values of a quantized layer are
-    blocks, and its steps groups.
+    where there is none, as `loras` is (see `cpu_lora`). An output row has `columns` numbers. The
+    values of a quantized layer are blocks, and its steps groups.
     """
 
     _fields_ = fields(
         "rows values stride panels panel_bytes panel_count steps bias epilogue "
-        "output output_stride columns"
+        "output output_stride columns adapters loras inner inner_stride"
     )
 
 
@@ -120,14 +122,16 @@ def run_linear(form: Any, weights: Any, arguments: Any) -> None:
     task, last = next_tasks(arguments, tasks)
     while task < last:
         group, panel = divmod(task, arguments.panel_count)
-        packed = arguments.panels + panel * arguments.panel_bytes
+        place = arguments.panels + panel * arguments.panel_bytes
         first = group * _TASK_TILES
         for tile in range(first, min(first + _TASK_TILES, tiles)):
             begin = arguments.rows * tile // tiles
             end = arguments.rows * (tile + 1) // tiles
             values = arguments.values + begin * arguments.stride
             steps = arguments.steps
-            product(form, weights, end - begin, values, arguments.stride, packed, steps, sums)
+            product(form, weights, end - begin, values, arguments.stride, place, steps, sums)
+            if arguments.loras:
+                add_loras(form, arguments, panel, begin, end, sums)
             for row in range(begin, end):
                 _write_row(form, arguments, panel, sums + (row - begin) * PANEL * 4, row)
         task += 1
@@ -151,48 +155,27 @@ def warm_up(dtype: torch.dtype) -> None:
         _kernel(FORMATS[dtype], Weights.PLAIN)
 
 
-class Arena:
-    """Memory that tensors are moved to one after another, in large chunks.
-
-    The system gives huge pages to large allocations only. Matrices of a megabyte or two, each in
-    small pages of its own, took 15 % longer to read at one row (SmolLM2-135M).
-    """
-
-    CHUNK_BYTES = 32 << 20
-
-    def __init__(self) -> None:
-        self._free = torch.empty(0, dtype=torch.uint8)
-
-    def keep(self, tensor: Tensor) -> Tensor:
-        """A copy of a contiguous tensor, beside the ones before it."""
-        size = -(-tensor.nbytes // _CACHE_LINE) * _CACHE_LINE
-        if size > len(self._free):
-            self._free = torch.empty(max(size, self.CHUNK_BYTES), dtype=torch.uint8)
-        kept = self._free[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        self._free = self._free[size:]
-        return kept.copy_(tensor)
-
-
-_arena = Arena()
-
-
 class PackedLinear:
     """y = x W^T + b over packed weights, and what `epilogue` makes of y."""
 
-    def __init__(self, weight: Matrix, bias: Tensor | None, epilogue: Epilogue) -> None:
+    def __init__(
+        self, weight: Matrix, bias: Tensor | None, epilogue: Epilogue, loras: Loras = ()
+    ) -> None:
         self.columns, self.inputs = weight.shape
+        order = torch.arange(self.columns)
         if epilogue is Epilogue.GATE:
-            order = _interleaved(torch.arange(self.columns))
+            order = interleaved(order)
             weight = weight.rows(order) if isinstance(weight, Quantized) else weight[order]
             bias = None if bias is None else bias[order]
             self.columns //= 2
         self.epilogue = epilogue
         if isinstance(weight, Quantized):
-            self.weights, panels = Weights(weight.bits), _packed_groups(weight)
+            self.weights, panels = Weights(weight.bits), packed_groups(weight)
         else:
-            self.weights, panels = Weights.PLAIN, _packed(weight)
-        self.panels = _arena.keep(panels)
+            self.weights, panels = Weights.PLAIN, packed(weight)
+        self.panels = arena.keep(panels)
         self._bias = None if bias is None else F.pad(bias, (0, -len(bias) % PANEL))
+        self.loras = PackedLoras(loras, order) if any(loras) else None
 
     def arguments(self) -> dict[str, int]:
         """The fields of `LinearArguments` that never change."""
@@ -207,11 +190,18 @@ class PackedLinear:
             "columns": self.columns,
         }
 
-    def __call__(self, values: Tensor) -> Tensor:
-        """[T, inputs] -> [T, outputs]: half as many with gates, and float32 if wide."""
+    def __call__(self, values: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """[T, inputs] -> [T, outputs]: half as many with gates, and float32 if wide; `adapters` is
+        int32 [T], see `reference.linear`.
+        """
         values, form = values.contiguous(), FORMATS[values.dtype]
         dtype = torch.float32 if self.epilogue is Epilogue.WIDE else values.dtype
         output = values.new_empty((len(values), self.columns), dtype=dtype)
+        added = (0, 0, 0, 0)
+        if self.loras is not None and adapters is not None:
+            inner = self.loras.shrunk(values, adapters)
+            stride = inner.stride(0) * inner.element_size()
+            added = (adapters.data_ptr(), self.loras.table, inner.data_ptr(), stride)
         if self.weights.grouped:
             values = cpu_layers.quantized(values)
         fixed = self.arguments()
@@ -220,30 +210,33 @@ class PackedLinear:
             len(values), values.data_ptr(), values.stride(0) * values.element_size(),
             fixed["panels"], fixed["panel_bytes"], fixed["panel_count"], fixed["steps"],
             fixed["bias"], fixed["epilogue"],
-            output.data_ptr(), output.stride(0) * output.element_size(), self.columns,
+            output.data_ptr(), output.stride(0) * output.element_size(), self.columns, *added,
         )  # fmt: skip
         return output
 
 
-def _layer(weight: Matrix, bias: Tensor | None, epilogue: Epilogue) -> PackedLinear | None:
-    return PackedLinear(weight, bias, epilogue) if _supported(weight, epilogue) else None
+def _layer(
+    weight: Matrix, bias: Tensor | None, epilogue: Epilogue, loras: Loras = ()
+) -> PackedLinear | None:
+    return PackedLinear(weight, bias, epilogue, loras) if _supported(weight, epilogue) else None
 
 
-def linear(weight: Matrix, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+def linear(weight: Matrix, bias: Tensor | None = None, loras: Loras = ()) -> Layer:
     """`reference.linear`, packed for float32 and bfloat16, and for quantized weights."""
-    return _layer(weight, bias, Epilogue.ROUND) or reference.linear(weight, bias)
+    packed_layer = _layer(weight, bias, Epilogue.ROUND, loras)
+    return packed_layer or reference.linear(weight, bias, loras)
 
 
-def gated(weight: Matrix, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+def gated(weight: Matrix, bias: Tensor | None = None, loras: Loras = ()) -> Layer:
     """`reference.gated`, packed where gates come in sixteens."""
-    packed = _layer(weight, bias, Epilogue.GATE)
-    if packed is not None:
-        return packed
-    gate_up = linear(weight, bias)
-    return lambda values: cpu_layers.silu_mul(gate_up(values))
+    packed_layer = _layer(weight, bias, Epilogue.GATE, loras)
+    if packed_layer is not None:
+        return packed_layer
+    gate_up = linear(weight, bias, loras)
+    return lambda values, adapters=None: cpu_layers.silu_mul(gate_up(values, adapters))
 
 
-def head(weight: Matrix) -> Callable[[Tensor], Tensor]:
+def head(weight: Matrix) -> Layer:
     """`reference.head`, packed; the sums are not rounded to bfloat16."""
     return _layer(weight, None, Epilogue.WIDE) or reference.head(weight)
 
@@ -255,33 +248,3 @@ def _supported(weight: Matrix, epilogue: Epilogue) -> bool:
     ):
         return False
     return epilogue is not Epilogue.GATE or weight.shape[0] % (2 * LANES) == 0
-
-
-def _interleaved(outputs: Tensor) -> Tensor:
-    """Gates, then as many values, in turns of sixteen."""
-    return outputs.view(2, -1, LANES).transpose(0, 1).flatten()
-
-
-def _packed(weight: Tensor) -> Tensor:
-    """[outputs, inputs] -> [panels, steps, PANEL, inputs of a step]."""
-    words = F.pad(weight, (0, 0, 0, -len(weight) % PANEL)).view(torch.int32)
-    panels = words.view(-1, PANEL, words.shape[1]).transpose(1, 2).contiguous()
-    return panels.unsqueeze(-1).view(weight.dtype)
-
-
-def _packed_groups(weight: Quantized) -> Tensor:
-    """uint8 [panels, groups, bytes of a group]: scales, minimums, and numbers as `_packed` has
-    words; two of four bits share a byte, a step's below the next one's.
-    """
-    numbers, factors = weight.numbers, [weight.scales]
-    if weight.minimums is not None:
-        steps = numbers.view(len(numbers), -1, 2, 4)
-        numbers = (steps[:, :, 0] | steps[:, :, 1] << 4).flatten(1)
-        factors.append(weight.minimums)
-    words = _packed(numbers).view(-1, weight.scales.shape[1], GROUP * PANEL * weight.bits // 8)
-    rows = [
-        F.pad(each, (0, 0, 0, -len(each) % PANEL)).view(-1, PANEL, each.shape[1])
-        for each in factors
-    ]
-    heads = [each.transpose(1, 2).contiguous().view(torch.uint8) for each in rows]
-    return torch.cat([*heads, words], dim=2)

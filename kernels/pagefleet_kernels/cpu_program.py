@@ -8,6 +8,8 @@ compiled code goes from stage to stage; its threads meet at a barrier before eac
 
 import ctypes
 import functools
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -29,6 +31,7 @@ from pagefleet_kernels.cpu_ir import (
 )
 from pagefleet_kernels.cpu_launch import Kernel, barrier_address, fields
 from pagefleet_kernels.cpu_linear import LinearArguments, run_linear
+from pagefleet_kernels.cpu_lora import ShrinkArguments, run_shrink
 from pagefleet_kernels.cpu_rows import Block
 from pagefleet_kernels.cpu_simd import load_int64
 
@@ -41,6 +44,7 @@ class Stage(IntEnum):
     ROTARY = 2
     ATTENTION = 3
     QUANTIZE = 4
+    SHRINK = 5
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,11 @@ _RECORDS = {
     Stage.ROTARY: cpu_cache.Arguments,
     Stage.ATTENTION: cpu_attention.Arguments,
     Stage.QUANTIZE: cpu_layers.QuantizeArguments,
+    Stage.SHRINK: ShrinkArguments,
 }
-_LINEAR, _NORM, _ROTARY, _ATTENTION, _QUANTIZE = (_Record(kind) for kind in _RECORDS.values())
+_LINEAR, _NORM, _ROTARY, _ATTENTION, _QUANTIZE, _SHRINK = (
+    _Record(kind) for kind in _RECORDS.values()
+)
 
 
 class ProgramArguments(ctypes.Structure):
@@ -107,6 +114,8 @@ def _run(form: Any, weights: Any, narrow: Any, wide: Any, arguments: Any) -> Non
             cpu_cache.run_cache(form, carray(_record_at(_ROTARY, place), 1)[0])
         elif stage == 4:
             cpu_layers.run_quantize(form, carray(_record_at(_QUANTIZE, place), 1)[0])
+        elif stage == 5:
+            run_shrink(form, carray(_record_at(_SHRINK, place), 1)[0])
         else:
             cpu_attention.run_attention(narrow, wide, carray(_record_at(_ATTENTION, place), 1)[0])
 
@@ -132,14 +141,21 @@ class Program:
         self.records: dict[Stage, NDArray[np.void]] = {}
         self._table = np.empty((0, 2), np.int64)
         self._threads = 1
+        self._borders = [0]
 
     def add(self, stage: Stage, **values: float) -> None:
         """Append a stage; fields that are not named are 0."""
         self._stages.append((stage, len(self._written[stage])))
         self._written[stage].append(values)
 
-    def __len__(self) -> int:
-        return len(self._stages)
+    def end_section(self) -> None:
+        """End a section with the last stage that was added."""
+        self._borders.append(len(self._stages))
+
+    @property
+    def sections(self) -> Iterator[tuple[int, int]]:
+        """The first stage of each section, and the first behind it."""
+        return itertools.pairwise(self._borders)
 
     def __getitem__(self, number: int) -> Stage:
         return self._stages[number][0]

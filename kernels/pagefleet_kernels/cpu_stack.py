@@ -1,7 +1,8 @@
 """All layers of a decoder on the CPU, written down once as a program (`cpu_program`).
 
 The stages are the kernels that are called one by one elsewhere, and so are the bits that come of
-them. Between stages everything lies in buffers that the steps share.
+them. Between stages everything lies in buffers that the steps share. Where there are adapters there
+is a second program, with what they add, for the steps that use one: they cost the others nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from pagefleet_kernels.cpu_cache import has_panels
 from pagefleet_kernels.cpu_grouped import BLOCK_BYTES
 from pagefleet_kernels.cpu_launch import FORMATS
 from pagefleet_kernels.cpu_linear import PackedLinear
+from pagefleet_kernels.cpu_lora import PackedLoras
 from pagefleet_kernels.cpu_program import Program, Stage
 from pagefleet_kernels.cpu_rows import PANEL
 from pagefleet_kernels.layers import DecoderLayer, Layer, StackShape
@@ -35,6 +37,8 @@ class LayerStack:
         gated = layers[0].gated
         assert isinstance(gated, PackedLinear)
         self._gated_size, self._weights = gated.columns, gated.weights
+        loras = [part.loras for part in _parts(layers) if isinstance(part, PackedLinear)]
+        self._inner_size = max((each.inner_size for each in loras if each is not None), default=0)
         self._write_down(capacity=16)
 
     def run(
@@ -46,6 +50,7 @@ class LayerStack:
         tables: Tensor,
         starts: Tensor,
         offsets: Tensor,
+        adapters: Tensor | None,
         progress: Callable[[], None],
     ) -> Tensor:
         """See `layers.Stack`.
@@ -59,17 +64,22 @@ class LayerStack:
         if tokens > self._capacity:
             self._write_down(capacity=max(tokens, 2 * self._capacity))
         self._residual[:tokens] = residual
+        adapted = adapters is not None and self._inner_size > 0
+        self._program = self._programs[adapted]
         self._bind_tokens(tokens, caches, positions, slots)
         self._bind_rows(threads, tables, starts, offsets)
+        for stage in (Stage.LINEAR, Stage.SHRINK):
+            place = 0 if adapters is None else adapters.data_ptr()
+            self._program.records[stage]["adapters"] = place
         self._program.rewind(threads)
-        for first, last in zip(self._borders, self._borders[1:], strict=False):
+        for first, last in self._program.sections:
             self._program.run(first, last)
             progress()
         return self._normed[:tokens]
 
     def _bind_tokens(self, tokens: int, caches: Tensor, positions: Tensor, slots: Tensor) -> None:
         records, itemsize = self._program.records, caches.element_size()
-        for stage in (Stage.LINEAR, Stage.NORM, Stage.QUANTIZE):
+        for stage in (Stage.LINEAR, Stage.NORM, Stage.QUANTIZE, Stage.SHRINK):
             records[stage]["rows"] = tokens
         rotary, attention = records[Stage.ROTARY], records[Stage.ATTENTION]
         rotary["tokens"] = tokens
@@ -91,7 +101,7 @@ class LayerStack:
         attention["rows"] = rows
 
     def _write_down(self, capacity: int) -> None:
-        """Make the buffers for `capacity` tokens, and the program that uses them."""
+        """Make the buffers for `capacity` tokens, and the programs that use them."""
         shape, norm = self._shape, self._norm
         self._capacity = capacity
 
@@ -103,23 +113,29 @@ class LayerStack:
         self._qkv = buffer((shape.query_heads + 2 * shape.heads) * shape.head_size)
         self._query, self._attended = (buffer(shape.query_heads * shape.head_size) for _ in "qa")
         self._key = buffer(shape.heads * shape.head_size)
-        self._gated = buffer(self._gated_size)
+        self._gated, self._inner = buffer(self._gated_size), buffer(self._inner_size)
         widest = max(len(norm), self._query.shape[1], self._gated_size)
         self._blocks = torch.empty(capacity, widest // GROUP * BLOCK_BYTES, dtype=torch.uint8)
-        form, heads = FORMATS[norm.dtype], self._heads
-        self._program = Program(form, self._weights, heads.narrow, heads.wide)
-        self._borders = [0]
+        kinds = (False, True) if self._inner_size else (False,)
+        self._programs = {adapted: self._write_program(adapted=adapted) for adapted in kinds}
+
+    def _write_program(self, *, adapted: bool) -> Program:
+        """All layers, with or without what adapters add."""
+        norm, heads, windows = self._norm, self._heads, self._shape.windows
+        self._program = Program(FORMATS[norm.dtype], self._weights, heads.narrow, heads.wide)
+        self._adapted = adapted
         self._add_norm(self._residual, self._layers[0].attention_norm, self._normed)
         following = [*(layer.attention_norm for layer in self._layers[1:]), norm]
-        for layer, window, next_norm in zip(self._layers, shape.windows, following, strict=True):
+        for layer, window, next_norm in zip(self._layers, windows, following, strict=True):
             self._add_attention(layer, window)
             self._add_linear(layer.output, self._attended, self._projected)
             self._add_norm(self._projected, layer.mlp_norm, self._normed, self._residual)
             self._add_linear(layer.gated, self._normed, self._gated)
             self._add_linear(layer.down, self._gated, self._projected)
             self._add_norm(self._projected, next_norm, self._normed, self._residual)
-            self._borders.append(len(self._program))
+            self._program.end_section()
         self._program.close()
+        return self._program
 
     def _add_attention(self, layer: DecoderLayer, window: int) -> None:
         shape, heads = self._shape, self._heads
@@ -175,6 +191,9 @@ class LayerStack:
 
     def _add_linear(self, layer: Layer, values: Tensor, output: Tensor) -> None:
         assert isinstance(layer, PackedLinear)
+        added = {}
+        if self._adapted and layer.loras is not None:
+            added = self._add_shrink(layer.loras, values)
         if layer.weights.grouped:
             values = self._add_quantize(values)
         self._program.add(
@@ -184,7 +203,28 @@ class LayerStack:
             output=output.data_ptr(),
             output_stride=output.stride(0) * output.element_size(),
             **layer.arguments(),
+            **added,
         )
+
+    def _add_shrink(self, loras: PackedLoras, values: Tensor) -> dict[str, int]:
+        """Rows between the factors of their adapters, until the next are shrunk; what the linear
+        layer is told of them.
+        """
+        inner = self._inner
+        shared = {
+            "loras": loras.table,
+            "inner": inner.data_ptr(),
+            "inner_stride": inner.stride(0) * inner.element_size(),
+        }
+        self._program.add(
+            Stage.SHRINK,
+            values=values.data_ptr(),
+            stride=values.stride(0) * values.element_size(),
+            steps=loras.steps,
+            panels=loras.panels,
+            **shared,
+        )
+        return shared
 
     def _add_quantize(self, values: Tensor) -> Tensor:
         """Rows in blocks, until the next are quantized."""
@@ -223,10 +263,13 @@ def stack(
     """All layers as one; None unless every linear layer is packed, all alike, and heads can be
     compiled.
     """
-    linear = [
-        part for layer in layers for part in (layer.qkv, layer.output, layer.gated, layer.down)
-    ]
-    kinds = {part.weights if isinstance(part, PackedLinear) else None for part in linear}
+    parts = _parts(layers)
+    kinds = {part.weights if isinstance(part, PackedLinear) else None for part in parts}
     if None in kinds or len(kinds) > 1 or not has_panels(norm.dtype, shape.head_size):
         return None
     return LayerStack(layers, norm, cos_sin, shape)
+
+
+def _parts(layers: Sequence[DecoderLayer]) -> list[Layer]:
+    """All linear layers."""
+    return [part for layer in layers for part in (layer.qkv, layer.output, layer.gated, layer.down)]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pagefleet_kernels import reference
 from pagefleet_kernels.layers import DecoderLayer, Layer, Stack, StackShape
+from pagefleet_kernels.lora import Loras
 from pagefleet_kernels.quantized import Matrix, Quantized
 
 
@@ -43,8 +44,8 @@ class Kernels:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_mul: Callable[[Tensor], Tensor]
-    linear: Callable[[Matrix, Tensor | None], Layer]
-    gated: Callable[[Matrix, Tensor | None], Layer]
+    linear: Callable[[Matrix, Tensor | None, Loras], Layer]
+    gated: Callable[[Matrix, Tensor | None, Loras], Layer]
     head: Callable[[Matrix], Layer]
     log_softmax: Callable[[Tensor], Tensor] = reference.log_softmax
     sample: Callable[..., Tensor] | None = None
@@ -85,26 +86,31 @@ def _triton(invariant: bool) -> Kernels:
         triton_cache,
         triton_jit,
         triton_logprobs,
+        triton_lora,
         triton_matmul,
         triton_norm,
         triton_quantized,
         triton_sampling,
     )
 
-    def linear(weight: Matrix, bias: Tensor | None = None) -> Layer:
+    def product(weight: Matrix, bias: Tensor | None) -> Layer:
         if isinstance(weight, Quantized):
             return triton_quantized.QuantizedLinear(weight, bias, invariant=invariant)
         if invariant:
-            return lambda values: triton_matmul.product(values, weight, bias)
+            return lambda values, adapters=None: triton_matmul.product(values, weight, bias)
         return reference.linear(weight, bias)
 
-    def gated(weight: Matrix, bias: Tensor | None) -> Layer:
-        gate_up = linear(weight, bias)
-        return lambda values: triton_activation.silu_mul(gate_up(values))
+    def linear(weight: Matrix, bias: Tensor | None = None, loras: Loras = ()) -> Layer:
+        plain = product(weight, bias)
+        return triton_lora.adapted(plain, loras) if any(loras) else plain
+
+    def gated(weight: Matrix, bias: Tensor | None = None, loras: Loras = ()) -> Layer:
+        gate_up = linear(weight, bias, loras)
+        return lambda values, adapters=None: triton_activation.silu_mul(gate_up(values, adapters))
 
     def head(weight: Matrix) -> Layer:
         scores = linear(weight)
-        return lambda values: scores(values).float()
+        return lambda values, adapters=None: scores(values, adapters).float()
 
     return Kernels(
         f"triton-{triton_jit.source_digest()}" + ("-invariant" if invariant else ""),

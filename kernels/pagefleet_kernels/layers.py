@@ -2,12 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from torch import Tensor
 
-Layer: TypeAlias = Callable[[Tensor], Tensor]
-"""A function of rows that knows its own weights: [T, inputs] -> [T, outputs]."""
+
+class Layer(Protocol):
+    """A function of rows that knows its own weights, and those of its adapters."""
+
+    def __call__(self, values: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """[T, inputs] -> [T, outputs]; `adapters` is int32 [T], see `reference.linear`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Stack(Protocol):
         tables: Tensor,
         starts: Tensor,
         offsets: Tensor,
+        adapters: Tensor | None,
         progress: Callable[[], None],
     ) -> Tensor:
         """Compute a step; keys and values are written to the pool.
@@ -63,6 +69,7 @@ class Stack(Protocol):
             tables: int32 [R, M].
             starts: int32 [R].
             offsets: int32 [R + 1], see `reference.attention`.
+            adapters: int32 [T], see `reference.linear`.
             progress: called after every layer.
 
         Returns:

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagefleet_kernels.layers import Layer
+from pagefleet_kernels.lora import Loras
 from pagefleet_kernels.quantized import Matrix, round_rows
 
 _E4M3_MOST = 448.0
@@ -206,29 +208,76 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def linear(weight: Matrix, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+def linear(weight: Matrix, bias: Tensor | None = None, loras: Loras = ()) -> Layer:
     """Makes the layer y = x W^T + b; it takes [T, inputs] and gives [T, outputs].
+
+    Called with int32 [T] for each row's adapter, it adds `lora` to the rows whose number is not 0;
+    the others have the bits that they have without. Kernels that hold the product's sums add to
+    them before they round; here and behind a library's product that is rounded too.
 
     Args:
         weight: [outputs, inputs]; if it is quantized, x is too, as on a CPU (see `quantized`).
         bias: [outputs].
+        loras: of each adapter of the model; the first one's number is 1.
     """
+    product = _product(weight, bias)
+
+    def layer(values: Tensor, adapters: Tensor | None = None) -> Tensor:
+        output = product(values)
+        if adapters is None or not any(loras):
+            return output
+        added = output + lora(values, adapters, loras, output.shape[1])
+        return torch.where(adapters.unsqueeze(1) > 0, added.to(output.dtype), output)
+
+    return layer
+
+
+def _product(weight: Matrix, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     if isinstance(weight, Tensor):
         return lambda values: F.linear(values, weight, bias)
     product, wide_bias = weight.dequantized(), None if bias is None else bias.float()
     return lambda values: F.linear(round_rows(values), product, wide_bias).to(values.dtype)
 
 
-def gated(weight: Matrix, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """Makes the layer `silu_mul`(x W^T + b); it gives half as many numbers as W has rows."""
-    gate_up = linear(weight, bias)
-    return lambda values: silu_mul(gate_up(values))
+def lora(values: Tensor, adapters: Tensor, loras: Loras, outputs: int) -> Tensor:
+    """What the rows' adapters add to the outputs of a layer (see `pagefleet_kernels.lora`).
+
+    scale * (A x) is summed up, scaled and then rounded to the dtype of x; B's product with that is
+    not rounded.
+
+    Args:
+        values: [T, inputs].
+        adapters: int32 [T], a number for each row: of `loras`, counting from 1; 0 is none.
+        loras: of each adapter.
+        outputs: of the layer.
+
+    Returns:
+        [T, outputs], at least float32.
+    """
+    compute = torch.promote_types(values.dtype, torch.float32)
+    added = values.new_zeros(len(values), outputs, dtype=compute)
+    for number, changes in enumerate(loras, 1):
+        rows = (adapters == number).nonzero().squeeze(1)
+        wide = values[rows].to(compute)
+        for factors in changes:
+            inner = (wide @ factors.down.to(compute).T * factors.scale).to(values.dtype)
+            product = inner.to(compute) @ factors.up.to(compute).T
+            added[rows, factors.first : factors.first + len(factors.up)] = product
+    return added
 
 
-def head(weight: Matrix) -> Callable[[Tensor], Tensor]:
+def gated(weight: Matrix, bias: Tensor | None = None, loras: Loras = ()) -> Layer:
+    """Makes the layer `silu_mul`(x W^T + b); it gives half as many numbers as W has rows. Adapters
+    are those of `linear`.
+    """
+    gate_up = linear(weight, bias, loras)
+    return lambda values, adapters=None: silu_mul(gate_up(values, adapters))
+
+
+def head(weight: Matrix) -> Layer:
     """Makes the layer y = x W^T, whose y is float32."""
     scores = linear(weight)
-    return lambda values: scores(values).float()
+    return lambda values, adapters=None: scores(values, adapters).float()
 
 
 def log_softmax(logits: Tensor) -> Tensor:

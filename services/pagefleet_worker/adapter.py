@@ -178,6 +178,7 @@ class AdaptedModel:
         self._progress = progress
         self.dtype: torch.dtype = model.dtype
         self.kv_dtype: torch.dtype = model.dtype
+        self.adapters = 0
         self.device: torch.device = model.device
         self._model = model
         model.set_attn_implementation(ATTENTION)

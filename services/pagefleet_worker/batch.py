@@ -33,6 +33,7 @@ class Batch:
     tables: int32 [R, M]; what a table lacks to the longest is 0.
     starts: int32 [R], the position of each row's first token.
     offsets: int32 [R + 1], where each row's tokens begin and end.
+    adapters: int32 [T], the LoRA adapter of each token's row, 0 for none; None if no row has one.
     """
 
     ids: Tensor
@@ -41,6 +42,7 @@ class Batch:
     tables: Tensor
     starts: Tensor
     offsets: Tensor
+    adapters: Tensor | None = None
 
     @classmethod
     def of(cls, rows: Sequence[Row], block_size: int, device: torch.device) -> "Batch":
@@ -59,6 +61,7 @@ class Batch:
         slots = tables[owners, positions // block_size].astype(np.int64) * block_size
         slots += positions % block_size
         ids = np.concatenate([row.tokens for row in rows])
+        adapters = np.array([row.adapter for row in rows])
 
         def on_device(values: NDArray[np.integer], dtype: type) -> Tensor:
             return torch.from_numpy(values.astype(dtype)).to(device, non_blocking=True)
@@ -70,6 +73,7 @@ class Batch:
             tables=on_device(tables, np.int32),
             starts=on_device(starts, np.int32),
             offsets=on_device(offsets, np.int32),
+            adapters=on_device(adapters[owners], np.int32) if adapters.any() else None,
         )
 
 

@@ -59,6 +59,11 @@ class CausalModel(Protocol):
         """Where the weights are, and the pool."""
         ...
 
+    @property
+    def adapters(self) -> int:
+        """LoRA adapters that are loaded; their numbers count from 1."""
+        ...
+
     def hidden(self, batch: Batch, pool: Tensor) -> Tensor:
         """Run all layers over the batch; keys and values are written to the pool.
 

@@ -7,9 +7,13 @@ or with earlier steps.
 
 One of several ranks computes with its share of the tensors (`shares`): each has some of the heads
 and of the inner neurons, so that the sums over the ranks are the layers' outputs, and some of the
-vocabulary. What lies between the layers is the same in all."""
+vocabulary. What lies between the layers is the same in all.
 
-from collections.abc import Callable
+The rows of a step may have different LoRA adapters, or none: every linear layer knows the factors
+of all of them (`lora`)."""
+
+from collections.abc import Callable, Sequence
+from itertools import repeat
 
 import torch
 import torch.nn.functional as F
@@ -19,21 +23,25 @@ from pagefleet_kernels.dispatch import Kernels
 from pagefleet_kernels.layers import DecoderLayer, Stack, StackShape
 from pagefleet_worker.batch import Batch
 from pagefleet_worker.config import DecoderConfig
+from pagefleet_worker.lora import FUSED, LayerFactors, LoraAdapter
 from pagefleet_worker.ranks import ALONE, Ranks
 from pagefleet_worker.weights import DecoderWeights, LayerWeights
 
 
-def prepare_layer(weights: LayerWeights, kernels: Kernels) -> DecoderLayer:
-    """A layer whose matrices are as `kernels` want them."""
+def prepare_layer(
+    weights: LayerWeights, kernels: Kernels, changes: Sequence[LayerFactors] = ()
+) -> DecoderLayer:
+    """A layer whose matrices are as `kernels` want them; `changes` are those of each adapter."""
+    loras = {field: [each[field] for each in changes] for field in FUSED}
     return DecoderLayer(
         attention_norm=weights.attention_norm,
-        qkv=kernels.linear(weights.qkv, weights.qkv_bias),
+        qkv=kernels.linear(weights.qkv, weights.qkv_bias, loras["qkv"]),
         query_norm=weights.query_norm,
         key_norm=weights.key_norm,
-        output=kernels.linear(weights.output, weights.output_bias),
+        output=kernels.linear(weights.output, weights.output_bias, loras["output"]),
         mlp_norm=weights.mlp_norm,
-        gated=kernels.gated(weights.gate_up, weights.gate_up_bias),
-        down=kernels.linear(weights.down, weights.down_bias),
+        gated=kernels.gated(weights.gate_up, weights.gate_up_bias, loras["gate_up"]),
+        down=kernels.linear(weights.down, weights.down_bias, loras["down"]),
     )
 
 
@@ -48,11 +56,13 @@ class Decoder:
         max_positions: int,
         progress: Callable[[], None],
         ranks: Ranks = ALONE,
+        loras: Sequence[LoraAdapter] = (),
     ) -> None:
         self.config = config
         self.kernels = kernels
+        self.adapters = len(loras)
         self._ranks = ranks
-        self.layers = [prepare_layer(layer, kernels) for layer in weights.layers]
+        self.layers = self._prepare_layers(weights, loras)
         self.bits = sorted(weights.bits)
         self._embedding, self._norm = weights.embedding, weights.norm
         self._head = kernels.head(weights.head)
@@ -67,6 +77,15 @@ class Decoder:
             self._stack = kernels.stack(self.layers, self._norm, self._cos_sin, shape)
         if self._stack is None:
             kernels.warm_up(self.dtype, *heads)
+
+    def _prepare_layers(
+        self, weights: DecoderWeights, loras: Sequence[LoraAdapter]
+    ) -> list[DecoderLayer]:
+        embedding, count = weights.embedding, self.config.layers
+        changes = [each.layers(self.config, embedding.dtype, embedding.device) for each in loras]
+        by_layer = zip(*changes, strict=True) if changes else repeat((), count)
+        pairs = zip(weights.layers, by_layer, strict=True)
+        return [prepare_layer(layer, self.kernels, factors) for layer, factors in pairs]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -109,6 +128,7 @@ class Decoder:
             batch.tables,
             batch.starts,
             batch.offsets,
+            batch.adapters,
             self._progress,
         )
 
@@ -124,7 +144,7 @@ class Decoder:
         ):
             attended = ranks.sum(self._attention(layer, normed, window, batch, *kept))
             normed, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, eps)
-            gated = ranks.sum(layer.down(layer.gated(normed)))
+            gated = ranks.sum(layer.down(layer.gated(normed, batch.adapters), batch.adapters))
             normed, residual = kernels.add_rms_norm(gated, residual, next_norm, eps)
             self._progress()
         return normed
@@ -164,7 +184,7 @@ class Decoder:
     ) -> Tensor:
         config, kernels = self.config, self.kernels
         head_dim = config.head_dim
-        qkv = layer.qkv(normed).view(len(normed), -1, head_dim)
+        qkv = layer.qkv(normed, batch.adapters).view(len(normed), -1, head_dim)
         query, key, value = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], 1)
         if layer.query_norm is not None and layer.key_norm is not None:
             query = kernels.rms_norm(query, layer.query_norm, config.norm_eps)
@@ -183,4 +203,4 @@ class Decoder:
             window=window,
             **eight_bits,
         )
-        return layer.output(attended.flatten(1))
+        return layer.output(attended.flatten(1), batch.adapters)

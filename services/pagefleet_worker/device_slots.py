@@ -24,9 +24,12 @@ from pagefleet_worker.slots import Row, Step
 from pagefleet_worker.transfer import to_device
 
 
-def pack_rows(rows: Sequence[Row], padding_slot: int = 0, size: int = 0) -> NDArray[np.int64]:
+def pack_rows(
+    rows: Sequence[Row], padding_slot: int = 0, size: int = 0, *, adapted: bool = False
+) -> NDArray[np.int64]:
     """What `DeviceSlots.batch` needs to know of `rows`: slots [R], starts [R], offsets [R + 1], and
-    of each token the slot [T], the position [T], the id [T].
+    of each token the slot [T], the position [T], the id [T], and if some are `adapted` the LoRA
+    adapter [T].
 
     Less than `size` tokens are padded to so many, by rows of one token, and the rows to as many by
     empty ones.
@@ -42,8 +45,10 @@ def pack_rows(rows: Sequence[Row], padding_slot: int = 0, size: int = 0) -> NDAr
     owners = np.repeat(np.arange(len(counts)), counts)
     positions = np.arange(len(owners)) + (starts - offsets[:-1])[owners]
     ids = np.concatenate([*(row.tokens for row in rows), np.zeros(padding, np.int64)])
-    packed = np.concatenate([numbers, starts, offsets, numbers[owners], positions, ids])
-    return packed.astype(np.int64)
+    parts = [numbers, starts, offsets, numbers[owners], positions, ids]
+    if adapted:
+        parts.append(np.array([row.adapter for row in rows] + [0] * added)[owners])
+    return np.concatenate(parts).astype(np.int64)
 
 
 class DeviceSlots:
@@ -92,17 +97,18 @@ class DeviceSlots:
         """Remember `tokens` [n] as the last samples of the slots `numbers`, all different."""
         self.sampled.index_copy_(0, to_device(numbers, self.sampled.device, np.int64), tokens)
 
-    def batch(self, packed: Tensor, rows: int, width: int) -> Batch:
+    def batch(self, packed: Tensor, rows: int, width: int, *, adapted: bool = False) -> Batch:
         """The batch of what `pack_rows` packed, int64 on the device; orders no copy.
 
         Args:
-            packed: [3 * R + 1 + 3 * T].
+            packed: [3 * R + 1 + 3 * T], or 4 * T if it is adapted.
             rows: R.
             width: M, at least the blocks that the longest row has.
+            adapted: whether it names adapters.
         """
         sizes = [rows, rows, rows + 1, len(packed) - 3 * rows - 1]
         numbers, starts, offsets, of_tokens = torch.split(packed, sizes)
-        owners, positions, ids = of_tokens.chunk(3)
+        owners, positions, ids, *adapters = of_tokens.chunk(3 + adapted)
         blocks = self.tables[owners, positions // self.block_size]
         last = self.sampled[owners].clamp(min=0)
         return Batch(
@@ -112,4 +118,5 @@ class DeviceSlots:
             tables=self.tables[:, :width].index_select(0, numbers),
             starts=starts.to(torch.int32),
             offsets=offsets.to(torch.int32),
+            adapters=adapters[0].to(torch.int32) if adapted else None,
         )

@@ -26,7 +26,7 @@ from pagefleet_worker.causal_model import CausalModel
 from pagefleet_worker.embedding import Embedded
 from pagefleet_worker.grammar import NO_GRAMMARS, Grammars
 from pagefleet_worker.inputs import HostInputs, Inputs
-from pagefleet_worker.interface import EngineFacts
+from pagefleet_worker.interface import EngineFacts, PlanError
 from pagefleet_worker.logprobs import DrawLogprobs, rank
 from pagefleet_worker.pending import Computed, Pending, PromptRanked
 from pagefleet_worker.ranks import ALONE, Ranks
@@ -93,6 +93,7 @@ class TorchEngine:
             return self._order(plan, started)
 
     def _order(self, plan: Plan, started: float) -> Pending:
+        self._check_adapters(plan)
         step = self._slots.apply(plan)
         self._inputs.update(step)
         self.grammars.prepare_all(plan.opens)
@@ -109,6 +110,11 @@ class TorchEngine:
             pending.settle()
         self._last = pending
         return pending
+
+    def _check_adapters(self, plan: Plan) -> None:
+        for order in plan.opens:
+            if not 0 <= order.params.adapter <= self.decoder.adapters:
+                raise PlanError(f"there is no adapter {order.params.adapter}")
 
     def _move_blocks(self, step: Step) -> None:
         if self._swaps is not None:

@@ -81,6 +81,7 @@ class DecodeGraphs:
         slots: the tables that batches read.
         sizes: ascending.
         capture: `CudaCapture`, or what does the same without a GPU.
+        adapted: whether there are LoRA adapters: steps that use one have graphs of their own.
     """
 
     def __init__(
@@ -89,15 +90,18 @@ class DecodeGraphs:
         slots: DeviceSlots,
         sizes: Sequence[int],
         capture: Capture,
+        *,
+        adapted: bool = False,
     ) -> None:
         self._slots = slots
         self._sizes = list(sizes)
-        packed = torch.from_numpy(pack_rows([], slots.padding, sizes[-1]))
+        packed = torch.from_numpy(pack_rows([], slots.padding, sizes[-1], adapted=adapted))
         self._rows = packed.to(slots.tables.device)
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[tuple[int, bool], Run] = {}
         for size in reversed(self._sizes):
-            self._fill([], size)
-            self._runs[size] = capture(self._run_of(size, forward))
+            for kind in (False, True)[: 1 + adapted]:
+                self._fill([], size, adapted=kind)
+                self._runs[size, kind] = capture(self._run_of(size, forward, adapted=kind))
 
     def hidden(self, rows: Sequence[Row]) -> Tensor | None:
         """Replay the graph of the next size; None where no graph serves such a step.
@@ -109,14 +113,15 @@ class DecodeGraphs:
         if sum(counts) > self._sizes[-1] or max(counts) > LONGEST_ROW:
             return None
         size = self._sizes[bisect_left(self._sizes, sum(counts))]
-        self._fill(rows, size)
-        return self._runs[size]()
+        adapted = any(row.adapter for row in rows)
+        self._fill(rows, size, adapted=adapted)
+        return self._runs[size, adapted]()
 
-    def _run_of(self, size: int, forward: Callable[[Batch], Tensor]) -> Run:
-        packed = self._rows[: 6 * size + 1]
+    def _run_of(self, size: int, forward: Callable[[Batch], Tensor], *, adapted: bool) -> Run:
+        packed = self._rows[: (6 + adapted) * size + 1]
         width = self._slots.tables.shape[1]
-        return lambda: forward(self._slots.batch(packed, size, width))
+        return lambda: forward(self._slots.batch(packed, size, width, adapted=adapted))
 
-    def _fill(self, rows: Sequence[Row], size: int) -> None:
-        packed = pack_rows(rows, self._slots.padding, size)
+    def _fill(self, rows: Sequence[Row], size: int, *, adapted: bool) -> None:
+        packed = pack_rows(rows, self._slots.padding, size, adapted=adapted)
         fill(self._rows[: len(packed)], packed)

@@ -8,7 +8,9 @@ on it is put together on the device (`device_slots`), and a decode step is one g
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagefleet_worker.batch import Batch
@@ -40,6 +42,20 @@ class Inputs(Protocol):
         ...
 
 
+def by_adapter(rows: Sequence[Row]) -> tuple[Sequence[Row], NDArray[np.int64] | None]:
+    """The rows in such an order that those of one LoRA adapter stand together, so that it is read
+    once for all of them; and where in that order each token of `rows` stands, int64 [T], or None if
+    it is the same.
+    """
+    order = sorted(range(len(rows)), key=lambda index: rows[index].adapter)
+    if order == list(range(len(rows))):
+        return rows, None
+    together = [rows[index] for index in order]
+    counts = [len(row.tokens) for row in together]
+    owners = np.repeat(order, counts)
+    return together, np.argsort(owners, kind="stable")
+
+
 class HostInputs:
     """See `Inputs`; the slots of the host are all there is."""
 
@@ -53,8 +69,10 @@ class HostInputs:
 
     def hidden(self, rows: Sequence[Row]) -> Tensor:
         """See `Inputs`."""
+        rows, places = by_adapter(rows)
         batch = Batch.of(rows, self._block_size, self._pool.device)
-        return self._decoder.hidden(batch, self._pool)
+        hidden = self._decoder.hidden(batch, self._pool)
+        return hidden if places is None else hidden[to_device(places, hidden.device)]
 
     def keep(self, numbers: Sequence[int], tokens: Tensor) -> None:
         """Nothing to do."""
@@ -80,7 +98,8 @@ class DeviceInputs:
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], capture: Capture) -> None:
         """Have decode steps of up to `sizes[-1]` tokens replayed; see `DecodeGraphs`."""
-        self._graphs = DecodeGraphs(self._forward, self._slots, sizes, capture)
+        adapted = self._decoder.adapters > 0
+        self._graphs = DecodeGraphs(self._forward, self._slots, sizes, capture, adapted=adapted)
 
     def update(self, step: Step) -> None:
         """See `Inputs`."""
@@ -88,13 +107,17 @@ class DeviceInputs:
 
     def hidden(self, rows: Sequence[Row]) -> Tensor:
         """See `Inputs`."""
-        replayed = self._graphs.hidden(rows) if self._graphs is not None else None
-        if replayed is not None:
+        rows, places = by_adapter(rows)
+        hidden = self._graphs.hidden(rows) if self._graphs is not None else None
+        if hidden is not None:
             self._progress()
-            return replayed
-        packed = to_device(pack_rows(rows), self._pool.device)
-        width = max(-(-row.end // self._slots.block_size) for row in rows)
-        return self._forward(self._slots.batch(packed, len(rows), width))
+        else:
+            adapted = any(row.adapter for row in rows)
+            packed = to_device(pack_rows(rows, adapted=adapted), self._pool.device)
+            width = max(-(-row.end // self._slots.block_size) for row in rows)
+            batch = self._slots.batch(packed, len(rows), width, adapted=adapted)
+            hidden = self._forward(batch)
+        return hidden if places is None else hidden[to_device(places, hidden.device)]
 
     def keep(self, numbers: Sequence[int], tokens: Tensor) -> None:
         """See `Inputs`."""

@@ -215,7 +215,8 @@ def run_full_step(decoder: CausalModel, limits: Limits) -> None:
     longest = min(tokens, limits.length)
     blocks = -(-longest // block_size)
     pool = make_pool(decoder.config, blocks, block_size, decoder.kv_dtype, decoder.device)
-    slot = Slot(SamplingParams(max_tokens=0, seed=0), longest, array("i"), [0], b"")
+    params = SamplingParams(max_tokens=0, seed=0, adapter=decoder.adapters)
+    slot = Slot(params, longest, array("i"), [0], b"")
     slot.table.extend(range(blocks))
     zeros = array("i", [0]) * longest
     rows = [

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import msgspec
 import torch
@@ -31,6 +31,9 @@ FUSED = {
     "down": ("mlp.down_proj",),
 }
 """The modules that each matrix of a layer is stacked of."""
+
+LayerFactors: TypeAlias = dict[str, tuple[Factors, ...]]
+"""What an adapter adds to each of the `FUSED` matrices of one layer."""
 
 _NAME = re.compile(r"base_model\.model\.(?:model\.)?layers\.(\d+)\.(.+)\.lora_(A|B)\.weight")
 _READABLE = ("F32", "F16", "BF16")
@@ -77,8 +80,8 @@ class LoraAdapter:
 
     def layers(
         self, config: DecoderConfig, dtype: torch.dtype, device: torch.device
-    ) -> Iterator[dict[str, tuple[Factors, ...]]]:
-        """For each layer of the model what is added to each of its `FUSED` matrices."""
+    ) -> Iterator[LayerFactors]:
+        """Read the tensors, layer by layer."""
         sizes = _sizes(config)
         with safe_open(self.tensors, framework="pt") as file:
 

@@ -14,6 +14,7 @@ from pagefleet_kernels.dispatch import Kernels
 from pagefleet_worker.causal_model import CausalModel, ModelShape
 from pagefleet_worker.config import ARCHITECTURES, DecoderConfig, load_config
 from pagefleet_worker.decoder import Decoder
+from pagefleet_worker.lora import read_adapter
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.ranks import ALONE, Ranks
 from pagefleet_worker.weights import (
@@ -58,6 +59,7 @@ def load_model(
     Raises:
         ModelError: neither computes it, or not with these settings.
     """
+    _check_adapters(manifest, means.ranks)
     if manifest.architecture in ARCHITECTURES:
         return _load_decoder(manifest, load_config(folder), settings, means)
     device, kernels = means.device, means.kernels
@@ -94,9 +96,26 @@ def _load_decoder(
 
     own = ranks.share.of(config)
     dtype = choose_dtype(settings.dtype, config, device)
-    bits = _choose_bits(settings.quantization, manifest, device)
-    weights = load_weights(manifest.weights, config, dtype, device, advance, bits, ranks.share)
-    return Decoder(own, weights, means.kernels, means.positions, means.progress, ranks)
+    quantization = choose_quantization(settings.quantization, manifest.weights.kind)
+    files, share = manifest.weights, ranks.share
+    weights = load_weights(files, config, dtype, device, advance, quantization, share)
+    loras = [read_adapter(Path(each.folder), config) for each in manifest.adapters]
+    return Decoder(own, weights, means.kernels, means.positions, means.progress, ranks, loras)
+
+
+def _check_adapters(manifest: Manifest, ranks: Ranks) -> None:
+    if not manifest.adapters:
+        return
+    if manifest.architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"LoRA adapters are there for the architectures {', '.join(ARCHITECTURES)}, not for "
+            f"{manifest.architecture}: leave out --lora-modules, or merge one into the model."
+        )
+    if ranks is not ALONE:
+        raise ModelError(
+            "Devices that share a model serve no LoRA adapters: leave out --lora-modules or "
+            "--tensor-parallel-size."
+        )
 
 
 def choose_device(name: str) -> torch.device:

@@ -28,7 +28,7 @@ _LENGTH = 20
 def is_exact(model: CausalModel, block_size: int, limit: int) -> bool:
     """Whether the last token of a sequence has the same logits after one step over the whole of it
     and in steps of its own, beside other tokens; `limit` is the most that a step and a sequence
-    may have.
+    may have. Where there are LoRA adapters it is asked of a sequence with and of one without.
     """
     generator = torch.Generator().manual_seed(0)
     length = min(_LENGTH, limit)
@@ -37,20 +37,23 @@ def is_exact(model: CausalModel, block_size: int, limit: int) -> bool:
     blocks = -(-len(tokens) // block_size) + 1
     pool = make_pool(model.config, blocks, block_size, model.kv_dtype, model.device)
     used = -(-length // block_size)
-    slot, other = _slot(range(used)), _slot(range(used, blocks))
-    whole = _last_logits(model, [Row(0, slot, 0, sequence, 1)], block_size, pool)
-    for company in COMPANIES:
-        if company >= limit:
-            break
-        rows = [Row(1, other, 0, others[:company], 0)] if company else []
-        rows.append(Row(0, slot, length - 1, sequence[-1:], 1))
-        if not torch.equal(_last_logits(model, rows, block_size, pool), whole):
-            return False
+    for adapter in range(min(model.adapters, 1) + 1):
+        slot = _slot(range(used), adapter)
+        other = _slot(range(used, blocks), model.adapters - adapter)
+        whole = _last_logits(model, [Row(0, slot, 0, sequence, 1)], block_size, pool)
+        for company in COMPANIES:
+            if company >= limit:
+                break
+            rows = [Row(1, other, 0, others[:company], 0)] if company else []
+            rows.append(Row(0, slot, length - 1, sequence[-1:], 1))
+            if not torch.equal(_last_logits(model, rows, block_size, pool), whole):
+                return False
     return True
 
 
-def _slot(table: Sequence[int]) -> Slot:
-    slot = Slot(SamplingParams(max_tokens=1, seed=0), 0, array("i"), [0], b"")
+def _slot(table: Sequence[int], adapter: int) -> Slot:
+    params = SamplingParams(max_tokens=1, seed=0, adapter=adapter)
+    slot = Slot(params, 0, array("i"), [0], b"")
     slot.table.extend(table)
     return slot
 

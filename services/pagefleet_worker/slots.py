@@ -119,6 +119,11 @@ class Row:
         return self.start + len(self.tokens)
 
     @property
+    def adapter(self) -> int:
+        """The number of its LoRA adapter; 0 for none."""
+        return self.slot.params.adapter
+
+    @property
     def embeds(self) -> bool:
         """Whether it ends a prompt whose embedding is wanted."""
         slot = self.slot

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from pagefleet_kernels import cpu_linear, reference
-from pagefleet_kernels.cpu_linear import Arena, PackedLinear
+from pagefleet_kernels.cpu_linear import PackedLinear
+from pagefleet_kernels.cpu_packing import Arena
 from tests.unit.kernels.paged_case import fresh_seed
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -36,8 +36,9 @@ def step_of(
     return Step(1, 0, [], [], forked or [], deltas, [], [], [])
 
 
-def row_of(number: int, table: list[int], start: int, tokens: list[int]) -> Row:
-    slot = Slot(SamplingParams(max_tokens=1, seed=0), 1, array("i", [1]), [0], b"")
+def row_of(number: int, table: list[int], start: int, tokens: list[int], adapter: int = 0) -> Row:
+    params = SamplingParams(max_tokens=1, seed=0, adapter=adapter)
+    slot = Slot(params, 1, array("i", [1]), [0], b"")
     slot.table.extend(table)
     return Row(number, slot, start, array("i", tokens), 0)
 
@@ -61,20 +62,27 @@ def random_tables(slots: DeviceSlots, generator: random.Random) -> list[list[int
     return tables
 
 
-def test_batches_are_those_of_the_host(slots: DeviceSlots, generator: random.Random) -> None:
+@pytest.mark.parametrize("adapters", [0, 3])
+def test_batches_are_those_of_the_host(
+    adapters: int, slots: DeviceSlots, generator: random.Random
+) -> None:
     tables = random_tables(slots, generator)
     rows = []
     for number in generator.sample(range(SLOTS), 4):
         room = len(tables[number]) * BLOCK_SIZE
         start = generator.randrange(room)
         count = generator.randint(1, room - start)
-        rows.append(row_of(number, tables[number], start, generator.choices(range(99), k=count)))
+        tokens = generator.choices(range(99), k=count)
+        adapter = generator.randint(0, adapters) if rows else adapters
+        rows.append(row_of(number, tables[number], start, tokens, adapter))
     width = max(-(-row.end // BLOCK_SIZE) for row in rows)
-    found = slots.batch(torch.from_numpy(pack_rows(rows)), len(rows), width)
+    packed = torch.from_numpy(pack_rows(rows, adapted=adapters > 0))
+    found = slots.batch(packed, len(rows), width, adapted=adapters > 0)
     expected = Batch.of(rows, BLOCK_SIZE, CPU)
     for row, length in enumerate(-(-row.end // BLOCK_SIZE) for row in rows):
         found.tables[row, length:] = 0  # the host does not know what it never reads
-    for field in fields(Batch):
+    assert (found.adapters is None) == (expected.adapters is None) == (adapters == 0)
+    for field in fields(Batch)[: None if adapters else -1]:
         assert torch.equal(getattr(found, field.name), getattr(expected, field.name)), field.name
 
 
@@ -132,6 +140,23 @@ def test_drafts_take_the_places_of_rows_in_a_graph(slots: DeviceSlots) -> None:
     assert batch.ids[:6].tolist() == [33, 34, 35, 44, 0, 0]
     assert batch.slots.tolist() == [38, 39, 16, 31, spare, spare]
     assert batch.offsets.tolist() == [0, 3, 4, 5, 6, 6, 6]
+
+
+def test_steps_with_adapters_have_graphs_of_their_own(slots: DeviceSlots) -> None:
+    seen: list[Batch] = []
+
+    def forward(batch: Batch) -> torch.Tensor:
+        seen.append(batch)
+        return batch.positions.double()
+
+    graphs = DecodeGraphs(forward, slots, [1, 4], Recorder(), adapted=True)
+    assert len(seen) == 4
+    for adapter, expected in ((2, [2, 2, 0, 0]), (0, None), (1, [1, 1, 0, 0])):
+        hidden = graphs.hidden([row_of(1, [9], 2, [33, 34], adapter)])
+        assert hidden is not None
+        assert hidden.tolist() == [2, 3, 0, 0]
+        found = seen[-1].adapters
+        assert (None if found is None else found.tolist()) == expected
 
 
 def test_steps_that_no_graph_serves(slots: DeviceSlots) -> None:

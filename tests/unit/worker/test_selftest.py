@@ -22,6 +22,7 @@ class Careless:
         self.config: ModelShape = model.config
         self.dtype, self.device = model.dtype, model.device
         self.kv_dtype = model.kv_dtype
+        self.adapters = model.adapters
 
     def hidden(self, batch: Batch, pool: Tensor) -> Tensor:
         hidden = self._model.hidden(batch, pool)
