@@ -10,6 +10,7 @@ import msgspec
 
 from pagefleet.manifest import Manifest
 from pagefleet.params import SamplingParams
+from pagefleet_gateway.tenants import prefix_salt
 from pagefleet_worker.echo_decoder import EchoDecoder, echo_tokens
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -39,6 +40,9 @@ class Question:
     form: str = "greedy"
     stream: bool = True
     model: EchoDecoder | None = None
+    adapter: int = 0
+    """The LoRA adapter that is asked for, as `SamplingParams` counts them, by its name."""
+    name: str | None = None
     known: list[list[int]] | None = None
     """The answer, where no oracle knows it: tokens that came without faults."""
 
@@ -53,6 +57,7 @@ class Question:
         """As JSON."""
         return msgspec.json.encode(
             {
+                "model": self.name,
                 "prompt": self.prompt,
                 "max_tokens": self.max_tokens,
                 "seed": self.seed,
@@ -70,25 +75,31 @@ class Question:
             return self.known
         assert self.model is not None
         fields = {name: value for name, value in FORMS[self.form].items() if name != "n"}
-        params = SamplingParams(max_tokens=self.max_tokens, seed=self.seed, **fields)
+        params = SamplingParams(
+            max_tokens=self.max_tokens, seed=self.seed, adapter=self.adapter, **fields
+        )
+        salt = prefix_salt(None, None, self.adapter)
         return [
-            echo_tokens(self.model, self.prompt, params, choice).tokens
+            echo_tokens(self.model, self.prompt, params, choice, salt).tokens
             for choice in range(self.choices)
         ]
 
 
 class Questioner:
-    """Draws questions to the echo model in a prepared folder."""
+    """Draws questions to the echo model in a prepared folder, with any of its LoRA adapters."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         manifest = Manifest.load(folder)
         self._model = EchoDecoder(manifest.vocab_size, manifest.eos_token_ids)
+        self._names = [None, *(adapter.name for adapter in manifest.adapters)]
         self._draw = random.Random(seed)
 
     def ask(self, form: str, prompt: int, tokens: int, *, stream: bool = True) -> Question:
         """A question of a form; `prompt` and `tokens` are lengths."""
-        ids = self._draw.choices(range(256), k=prompt)
-        return Question(ids, tokens, self._draw.randrange(2**32), form, stream, self._model)
+        ids, seed = self._draw.choices(range(256), k=prompt), self._draw.randrange(2**32)
+        adapter = self._draw.randrange(len(self._names))
+        name = self._names[adapter]
+        return Question(ids, tokens, seed, form, stream, self._model, adapter, name)
 
     def any(self, longest_prompt: int, longest_answer: int) -> Question:
         """A question of any length, of a form that the oracle knows."""

@@ -24,7 +24,7 @@ from pagefleet.prepared import prepared_folder
 from pagefleet.settings import GatewaySettings, parse, refuse
 from pagefleet_gateway.app import TracingError, build_app, build_gateway
 from pagefleet_gateway.gateway import DRAINING, Gateway
-from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.model import NamesError, ServedModel
 from pagefleet_gateway.protocol import CLOSE, HEADER_BYTES, IDLE_SECONDS, GuardedProtocol
 from pagefleet_gateway.template import ChatTemplateError
 from pagefleet_gateway.tenants import KeyFileError
@@ -44,7 +44,7 @@ _FAREWELL_SECONDS = 1.0
 
 _FAILURES = (
     *(EndpointError, CellKeyError, ManifestError, VocabularyError, ChatTemplateError, KeyFileError),
-    *(TracingError, HttpSocketError, OSError),
+    *(NamesError, TracingError, HttpSocketError, OSError),
 )
 
 

@@ -67,6 +67,8 @@ class Answer:
         prediction = Prediction(predicted) if predicted else None
         self._foretold = {i: Foretold(prediction) for i in self.choices} if prediction else {}
         self._model = model.manifest.fingerprint
+        if adapter := generation.params.adapter:
+            self._model += f" {adapter}"
         self._going = set(self.choices)
         self.queued = 0.0
         """Seconds that its requests waited before they first ran, at most."""
@@ -128,8 +130,8 @@ class Answer:
         return sum(reader.thought_tokens for reader in self._readers.values())
 
     def fingerprint(self, indices: Iterable[int]) -> str | UnsetType:
-        """Stands for the model and the class of numerics that these choices were computed in,
-        within which equal seeds give equal answers; absent where one is not known.
+        """Stands for the model, with its adapter, and the class of numerics that these choices were
+        computed in, within which equal seeds give equal answers; absent where one is not known.
         """
         classes = sorted({self.choices[index].numerics for index in indices})
         if not all(classes):

@@ -121,6 +121,7 @@ def _line(scope: Scope, record: Record, seconds: float) -> str:
     }
     optional = {
         "tenant": record.tenant.name,
+        "lora": record.adapter,
         "error": record.error,
         "prompt_tokens": record.prompt_tokens,
         "generated_tokens": record.generated_tokens,

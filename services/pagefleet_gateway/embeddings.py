@@ -38,12 +38,15 @@ def understand_embedding(content: bytes, model: ServedModel, limits: Limits) -> 
     """
     parsed = parse(content, EmbeddingBody)
     asked, body = parsed.body, _as_completion(parsed.body)
-    check_shared(body, model, limits)
+    model = model.named(body.model)
+    check_shared(body, limits)
     if not model.manifest.embeds:
         text = "This model's embeddings are more than the states of last tokens, all that is here."
         raise bad_request(text, "model", "unsupported")
     prompts = _prompts(body, model, limits)
-    params = SamplingParams(max_tokens=0, seed=0, embedding=asked.dimensions or 0)
+    params = SamplingParams(
+        max_tokens=0, seed=0, embedding=asked.dimensions or 0, adapter=model.adapter
+    )
     run = uuid4().hex
     return Generation(
         kind="embedding",

@@ -2,6 +2,7 @@
 
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import msgspec
 from starlette.requests import Request
@@ -45,14 +46,14 @@ class Facts:
         )
 
     async def models(self, request: Request) -> Response:
-        """The one model that is served, by all of its names."""
-        return as_json(ModelList([self._entry(name) for name in self._gateway.model.names]))
+        """The one model that is served, by all of its names, and its LoRA adapters."""
+        model = self._gateway.model
+        names = [*model.names, *(adapter.name for adapter in model.manifest.adapters)]
+        return as_json(ModelList([self._entry(name) for name in names]))
 
     async def model(self, request: Request) -> Response:
-        """The model of that name, or 404."""
-        name = request.path_params["name"]
-        self._gateway.model.check_name(name)
-        return as_json(self._entry(name))
+        """The model, or the LoRA adapter, of that name, or 404."""
+        return as_json(self._entry(request.path_params["name"]))
 
     async def live(self, request: Request) -> Response:
         """The process runs."""
@@ -83,10 +84,13 @@ class Facts:
 
     def _entry(self, name: str) -> Model:
         model = self._gateway.model
+        asked = model.named(name)
+        adapter = model.manifest.adapters[asked.adapter - 1] if asked.adapter else None
         return Model(
             id=name,
             created=model.created,
-            root=model.manifest.name,
+            root=Path(adapter.folder).name if adapter else model.manifest.name,
+            parent=model.name if adapter else None,
             max_model_len=self._gateway.max_model_len,
         )
 

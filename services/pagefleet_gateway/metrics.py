@@ -96,6 +96,18 @@ class Metrics:
             ("tenant", "kind"),
             registry=self.registry,
         )
+        self._lora_requests = Counter(
+            "pagefleet_lora_requests",
+            "Requests of a LoRA adapter, by status.",
+            ("lora", "status"),
+            registry=self.registry,
+        )
+        self._lora_tokens = Counter(
+            "pagefleet_lora_tokens",
+            "Tokens of a LoRA adapter's prompts and answers.",
+            ("lora", "kind"),
+            registry=self.registry,
+        )
         self._errors = Counter(
             "pagefleet_gateway_errors",
             "Requests answered with an error, by status and code.",
@@ -109,13 +121,17 @@ class Metrics:
         self._of_cell.register(CellCollector(client, self._labels["model_name"]))
 
     def answered(self, record: Record) -> None:
-        """Count a request that is over, by its tenant too where it has a name."""
+        """Count a request that is over, by its tenant and its LoRA adapter too where it has one."""
         if record.status >= 400 or record.error:
             self._errors.labels(str(record.status), record.error or "").inc()
         if tenant := record.tenant.name:
             self._tenant_requests.labels(tenant, str(record.status)).inc()
             self._tenant_tokens.labels(tenant, "prompt").inc(record.prompt_tokens)
             self._tenant_tokens.labels(tenant, "generated").inc(record.generated_tokens)
+        if lora := record.adapter:
+            self._lora_requests.labels(lora, str(record.status)).inc()
+            self._lora_tokens.labels(lora, "prompt").inc(record.prompt_tokens)
+            self._lora_tokens.labels(lora, "generated").inc(record.generated_tokens)
 
     def phases(self, phases: Iterable[tuple[str, float, float]]) -> None:
         """Count the parts of a request that was answered (`Record.phases`)."""

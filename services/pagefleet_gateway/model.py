@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any, Final, Self
@@ -21,9 +21,13 @@ EFFORT_VARIABLE: Final = "reasoning_effort"
 """The variable by which some are told how much to think."""
 
 
+class NamesError(ValueError):
+    """A name stands for two things."""
+
+
 @dataclass(frozen=True)
 class ServedModel:
-    """A prepared model under the name that clients know."""
+    """A prepared model under the name that clients know; `named`, as a request asks for it."""
 
     name: str
     created: int
@@ -42,6 +46,8 @@ class ServedModel:
     """Draws those of requests that name none."""
     aliases: tuple[str, ...] = ()
     """By which it may be asked for as well."""
+    adapter: int = 0
+    """The LoRA adapter that it computes with; see `SamplingParams.adapter`."""
 
     @classmethod
     def load(
@@ -61,11 +67,18 @@ class ServedModel:
 
         Raises:
             ManifestError, VocabularyError, ChatTemplateError: the folder is not usable.
+            NamesError: an adapter has one of the model's names.
             OSError: the template cannot be read.
         """
         manifest = Manifest.load(folder)
         tokenizer = Tokenizer.load(folder)
         name, *aliases = names.split(",") if names else [manifest.name]
+        for adapter in manifest.adapters:
+            if adapter.name in (name, *aliases):
+                raise NamesError(
+                    f"{adapter.name!r} is a name of the model and of a LoRA adapter: change "
+                    "--lora-modules, or --served-model-name."
+                )
         return cls(
             name,
             int(time.time()),
@@ -81,17 +94,21 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All by which it may be asked for."""
+        """All by which it may be asked for, without an adapter."""
         return self.name, *self.aliases
 
-    def check_name(self, name: str | None) -> None:
-        """Let a request pass that names this model, or none.
+    def named(self, name: str | None) -> Self:
+        """What a request asks for that names this model, or none, or one of its LoRA adapters.
 
         Raises:
             ApiError: 404; it names another.
         """
-        if name is not None and name not in self.names:
-            raise unknown_model(name)
+        if name is None or name in self.names:
+            return self
+        for number, adapter in enumerate(self.manifest.adapters, 1):
+            if adapter.name == name:
+                return replace(self, name=name, aliases=(), adapter=number)
+        raise unknown_model(name)
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -26,6 +26,8 @@ class Record:
     """0 until an answer begins."""
     error: str | None = None
     """The code of the error that it was answered with, or that ended its stream."""
+    adapter: str = ""
+    """The name of the LoRA adapter that was asked for, once that is known."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
     handed_over: float | None = None

@@ -48,8 +48,8 @@ _REQUIRED: Final = {
 def understand_response(content: bytes, model: ServedModel, limits: Limits) -> Generation:
     """Decide what a body of `/v1/responses` asks for."""
     parsed = parse(content, ResponseBody)
-    body = parsed.body
-    check_shared(body, model, limits)
+    body, model = parsed.body, model.named(parsed.body.model)
+    check_shared(body, limits)
     _refuse_state(body)
     if body.top_logprobs and not _shows_logprobs(body):
         raise bad_request(f"top_logprobs needs include to have {LOGPROBS!r}.", "top_logprobs")

@@ -171,14 +171,17 @@ class Version(msgspec.Struct):
 
 
 class Model(msgspec.Struct, kw_only=True):
-    """An entry of `/v1/models`."""
+    """An entry of `/v1/models`.
+
+    root: what it was made from. parent: of a LoRA adapter, the model's name.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["pagefleet"] = "pagefleet"
     root: str
-    parent: None = None
+    parent: str | None = None
     max_model_len: int
 
 

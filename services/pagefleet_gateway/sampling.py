@@ -61,6 +61,7 @@ def sampling_params(
             length_penalty=beams.length_penalty,
             early_stopping=beams.early_stopping,
             guide=structure.guide(bool(body.ignore_eos)) if structure else None,
+            adapter=model.adapter,
         ).check_vocabulary(model.manifest.vocab_size)
     except ValueError as error:
         sentence = str(error)

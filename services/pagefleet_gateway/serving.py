@@ -98,6 +98,7 @@ class GenerationRoute(PostRoute):
         generation = self._understand(content, model, limits)
         record.tenant.check_priority(generation.body.priority or 0)
         record.prompt_tokens = sum(map(len, generation.prompts))
+        record.adapter = generation.model if generation.params.adapter else ""
         if gateway.settings.log_prompts:
             record.prompts = [model.tokenizer.decode(ids, False) for ids in generation.prompts]
         if begun:

@@ -270,12 +270,17 @@ def key_digest(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()
 
 
-def prefix_salt(key: bytes | None, cache_salt: str | None) -> bytes:
-    """What separates tenants in the prefix cache: SHA-256 over tagged, length-prefixed fields.
+def prefix_salt(key: bytes | None, cache_salt: str | None, adapter: int = 0) -> bytes:
+    """What separates tenants in the prefix cache, and LoRA adapters, whose keys and values differ:
+    SHA-256 over tagged, length-prefixed fields.
 
-    Empty without key and salt: then all share.
+    Empty without key, salt and adapter: then all share.
     """
-    named = [(b"key", key), (b"cache_salt", cache_salt and cache_salt.encode())]
+    named = [
+        (b"key", key),
+        (b"cache_salt", cache_salt and cache_salt.encode()),
+        (b"adapter", adapter and str(adapter).encode()),
+    ]
     fields = [(tag, value) for tag, value in named if value]
     if not fields:
         return b""

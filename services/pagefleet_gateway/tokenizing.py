@@ -96,7 +96,7 @@ def tokenize(content: bytes, model: ServedModel, max_model_len: int) -> Tokenize
         ApiError: 400 that names the field, or 404 for another model.
     """
     body = parse(content, TokenizeBody).body
-    model.check_name(body.model)
+    model.named(body.model)  # or 404
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("The body must have either prompt or messages.", "prompt")
     tokens = _text_tokens(body, model) if body.messages is None else _chat_tokens(body, model)
@@ -113,7 +113,7 @@ def detokenize(content: bytes, model: ServedModel, max_model_len: int) -> Detoke
         ApiError: 400 that names the field, or 404 for another model.
     """
     body = parse(content, DetokenizeBody).body
-    model.check_name(body.model)
+    model.named(body.model)  # or 404
     check_vocabulary(body.tokens, "tokens", model)
     return Detokenized(model.tokenizer.decode(body.tokens, skip_special_tokens=False))
 

@@ -51,8 +51,8 @@ _ID_PREFIXES: Final = {"completion": "cmpl-", "chat": "chatcmpl-", "response": "
 def understand_completion(content: bytes, model: ServedModel, limits: Limits) -> Generation:
     """Decide what a body of `/v1/completions` asks for."""
     parsed = parse(content, CompletionBody)
-    body = parsed.body
-    check_shared(body, model, limits)
+    body, model = parsed.body, model.named(parsed.body.model)
+    check_shared(body, limits)
     n = body.n or 1
     best_of = body.best_of or n
     if best_of > n and body.use_beam_search:
@@ -99,8 +99,8 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
 def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Generation:
     """Decide what a body of `/v1/chat/completions` asks for."""
     parsed = parse(content, ChatBody)
-    body = parsed.body
-    check_shared(body, model, limits)
+    body, model = parsed.body, model.named(parsed.body.model)
+    check_shared(body, limits)
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
     field, asked = "max_completion_tokens", body.max_completion_tokens
@@ -248,7 +248,7 @@ def submits_of(
 ) -> list[Submit]:
     """What the scheduler is asked for: of each prompt, as many choices of the same parameters."""
     tenant = limits.tenant
-    salt = prefix_salt(tenant.digest, body.cache_salt)
+    salt = prefix_salt(tenant.digest, body.cache_salt, params.adapter)
     prediction = pack_ints(predicted(body, model))
     check_bounds(body, prompts, params, choices, prediction)
     return [
@@ -270,13 +270,12 @@ def submits_of(
     ]
 
 
-def check_shared(body: CommonBody, model: ServedModel, limits: Limits) -> None:
+def check_shared(body: CommonBody, limits: Limits) -> None:
     """Let a body pass whose fields, of those that several routes have, go together.
 
     Raises:
-        ApiError: 400 that names the field, or 404 for another model.
+        ApiError: 400 that names the field.
     """
-    model.check_name(body.model)
     if getattr(body, "stream_options", None) is not None and not body.stream:
         raise bad_request("stream_options needs stream to be true.", "stream_options")
     for name in ("n", "best_of", "beam_width"):

@@ -21,7 +21,8 @@ CHUNK = 32
 
 @pytest.fixture(scope="session")
 def echo_folder(tmp_path_factory) -> Path:
-    return prepare("echo", tmp_path_factory.mktemp("cache"))
+    folder = tmp_path_factory.mktemp("cache")
+    return prepare("echo", folder, adapters={"one": str(folder), "two": str(folder)})
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
 """SIGKILL a worker at every moment of a stream: no client sees it, and nothing is left behind."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.faults.cell import wait_until
@@ -47,6 +49,19 @@ def test_between_tokens(cell, questions, tokens):
     watch = once(lambda answer: answer.tokens >= tokens, cell.workers[tokens % 2].kill)
     assert_exact(Load(questions, tokens=TOKENS).run(cell, watch))
     assert watch.struck
+
+
+def test_one_prompt_with_every_adapter(cell, questions):
+    """Whose streams begin with other tokens each, though prompt and seed are the same."""
+    load = Load(questions, prompt=70, tokens=TOKENS, forms=["seeded"])
+    (asked,) = load.questions
+    names = enumerate([None, "one", "two"])
+    load.questions = [replace(asked, adapter=number, name=name) for number, name in names]
+    watch = once(lambda answer: answer.tokens >= 10, cell.workers[0].kill)
+    answers = [*load.run(cell, watch), *load.run(cell)]
+    assert_exact(answers)
+    assert watch.struck
+    assert len({tuple(answer.choices[0][:10]) for answer in answers}) == 3
 
 
 def test_before_a_result_arrives(cell, questions):
