@@ -44,14 +44,15 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Labels of every figure that a cell has after a request and an error, by its name."""
     folder = tmp_path_factory.mktemp("serving")
     (folder / "keys.toml").write_text(KEYS)
-    options = ("--model=echo", "--engine=echo", f"--api-key-file={folder}/keys.toml")
+    options = ("--model=echo", "--engine=echo", f"--lora-modules=sql={folder}")
+    options += (f"--api-key-file={folder}/keys.toml",)
     with (
         pagefleet_serve(folder, *options) as serving,
         httpx.Client(
             base_url=serving.url, headers={"authorization": f"Bearer {KEY}"}, timeout=30
         ) as client,
     ):
-        body = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True}
+        body = {"model": "sql", "prompt": "Once", "max_tokens": 8, "ignore_eos": True}
         assert client.post("/v1/completions", json=body).status_code == 200
         assert client.post("/v1/completions", json={"prompt": 1.5}).status_code == 400
         text = client.get("/metrics").text
