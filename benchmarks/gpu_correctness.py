@@ -15,12 +15,14 @@ from torch import Tensor
 from triton.runtime.errors import TritonError
 
 from pagefleet_kernels import reference
+from pagefleet_kernels.quantized import GROUP, Quantized
 from pagefleet_kernels.triton_activation import silu_mul
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_cache import copy_blocks, rotary_write_kv, write_kv
 from pagefleet_kernels.triton_logprobs import log_softmax
 from pagefleet_kernels.triton_matmul import product
 from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
+from pagefleet_kernels.triton_quantized import PackedGroups, quantized_product
 from pagefleet_kernels.triton_sampling import sample
 from pagefleet_kernels.triton_tiling import chip_of, choose_tiling
 
@@ -250,6 +252,40 @@ def _invariant_product(inputs: Inputs, dtype: torch.dtype, width: int, outputs: 
     return Check("product", "a row alone or in a batch", error, 0.0)
 
 
+def random_matrix(inputs: Inputs, bits: int, outputs: int, width: int) -> Quantized:
+    """Of weights of about 1 / sqrt(width)."""
+    if bits == 8:
+        return Quantized.of(inputs.normal(outputs, width) / width**0.5)
+    numbers = inputs.normal(outputs, width).mul_(4).add_(8).clamp_(0, 15).to(torch.uint8)
+    scales = inputs.normal(outputs, width // GROUP).abs_().add_(0.5) / (4 * width**0.5)
+    return Quantized(numbers, scales.half(), (-7.3 * scales).half())
+
+
+def _quantized_product(
+    inputs: Inputs, dtype: torch.dtype, bits: int, rows: int, width: int, outputs: int
+) -> Check:
+    """With the weights as they are widened to the type of the inputs."""
+    matrix = random_matrix(inputs, bits, outputs, width)
+    values, bias = inputs.normal(rows, width, dtype=dtype), inputs.normal(outputs, dtype=dtype)
+    weight = matrix.dequantized().to(dtype).double()
+    expected = values.double() @ weight.T + bias.double()
+    error = error_of(quantized_product(values, PackedGroups.of(matrix), bias), expected)
+    case = f"{rows} x {width} x {outputs}, {bits} bits"
+    return Check("quantized_product", case, error, ROUNDING[dtype])
+
+
+def _invariant_quantized_product(inputs: Inputs, dtype: torch.dtype, width: int) -> Check:
+    """Rows alone and in small batches, against all together."""
+    values = inputs.normal(90, width, dtype=dtype)
+    matrix = PackedGroups.of(random_matrix(inputs, 4, 96, width))
+    together = quantized_product(values, matrix, invariant=True)
+    error = 0.0
+    for first, last in ((0, 1), (89, 90), (60, 70), (3, 80)):
+        alone = quantized_product(values[first:last], matrix, invariant=True)
+        error += error_of(alone, together[first:last])
+    return Check("quantized_product", "a row alone or in a batch", error, 0.0)
+
+
 def _logprobs(inputs: Inputs, vocabulary: int) -> Check:
     logits = inputs.normal(9, vocabulary) * 4
     error = error_of(log_softmax(logits), logits.double().log_softmax(-1))
@@ -326,6 +362,9 @@ def _quick(inputs: Inputs) -> Iterator[partial[Check]]:
     yield partial(_activation, inputs, torch.float32, 1536)
     yield partial(_product, inputs, torch.float32, 70, 100, 90)
     yield partial(_invariant_product, inputs, torch.float32, 100, 40)
+    yield partial(_quantized_product, inputs, torch.float16, 4, 3, 1056, 70)
+    yield partial(_quantized_product, inputs, torch.float32, 8, 20, 96, 90)
+    yield partial(_invariant_quantized_product, inputs, torch.float32, 160)
     yield partial(_logprobs, inputs, 3000)
     yield partial(_greedy, inputs, 1000)
     yield partial(_uniform, inputs, 16)
@@ -361,7 +400,12 @@ def _layer_checks(inputs: Inputs) -> Iterator[partial[Check]]:
         yield partial(_activation, inputs, dtype, 14336)
         for count in (1, 64, 200):
             yield partial(_product, inputs, dtype, count, 4096, 6144)
+            for bits in (4, 8):
+                yield partial(_quantized_product, inputs, dtype, bits, count, 4096, 6144)
+    yield partial(_quantized_product, inputs, torch.float16, 4, 17, 14336, 4096)
+    yield partial(_quantized_product, inputs, torch.bfloat16, 4, 5, 96, 33)
     yield partial(_invariant_product, inputs, torch.bfloat16, 4096, 4096)
+    yield partial(_invariant_quantized_product, inputs, torch.bfloat16, 4096)
     yield partial(_copies, inputs, torch.bfloat16)
 
 

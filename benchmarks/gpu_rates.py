@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagefleet_kernels.quantized import GROUP
 from pagefleet_kernels.triton_attention import attention
+from pagefleet_kernels.triton_quantized import BLOCK, PackedGroups, quantized_product
 from pagefleet_kernels.triton_sampling import sample
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 32, 8, 128, 16
@@ -25,6 +27,9 @@ TOKEN_NUMBERS = 2 * KV_HEADS * HEAD_SIZE
 BATCHES, CONTEXTS = (1, 16, 64, 128), (1024, 4096, 16384)
 PREFILLS = ((1, 0, 8192), (4, 0, 2048), (1, 6144, 2048))
 """(rows, position of the first new token, new tokens)"""
+MATRICES = ((4096, 4096), (28672, 4096), (4096, 14336))
+"""(outputs, inputs) of an 8B model's output, gate and up, and down."""
+PRODUCT_ROWS = (1, 16, 64, 2048)
 SAMPLED_ROWS, VOCABULARY = 64, 128256
 SAMPLINGS = (
     ("greedy", 0.0, 0, 1.0),
@@ -164,6 +169,43 @@ def sample_figures(device: torch.device, copy: float) -> Iterator[Figure]:
         limit = logits.nbytes / copy
         case, found = f"{SAMPLED_ROWS} x {VOCABULARY}, {name}", f"{seconds * 1e6:.0f} us"
         yield Figure("sample", case, found, f"{limit * 1e6:.0f}", limit / seconds)
+
+
+def quantized_figures(device: torch.device, copy: float, product: float) -> Iterator[Figure]:
+    """Products with weights of few bits: beside reading them once, or multiplying at the product's
+    rate, whichever takes longer.
+    """
+    for bits in (4, 8):
+        for outputs, inputs in MATRICES:
+            matrices = _matrices(bits, outputs, inputs, device)
+            for rows in PRODUCT_ROWS:
+                values = torch.randn(rows, inputs, device=device, dtype=DTYPE)
+
+                def work(
+                    call: int, values: Tensor = values, each: list[PackedGroups] = matrices
+                ) -> Tensor:
+                    return quantized_product(values, each[call])
+
+                work(0)  # compiles
+                seconds = seconds_of(work, len(matrices))
+                limit = max(matrices[0].nbytes / copy, 2 * rows * outputs * inputs / product)
+                case = f"{rows} x {inputs} x {outputs}, {bits} bits"
+                found = f"{seconds * 1e6:.1f} us"
+                yield Figure("product", case, found, f"{limit * 1e6:.1f}", limit / seconds)
+
+
+def _matrices(bits: int, outputs: int, inputs: int, device: torch.device) -> list[PackedGroups]:
+    """As many as no cache holds, of random bits; scales are small."""
+    made: list[PackedGroups] = []
+    blocks, read = -(-inputs // BLOCK), 0
+    while read < COLD_BYTES:
+        shape = blocks, outputs, BLOCK * bits // 8
+        numbers = torch.randint(256, shape, dtype=torch.uint8, device=device)
+        factors = torch.full((*shape[:2], BLOCK // GROUP), 1e-3, device=device).half()
+        pairs = factors.view(torch.int32)
+        made.append(PackedGroups(numbers, pairs, pairs.clone() if bits == 4 else None, inputs))
+        read += made[-1].nbytes
+    return made
 
 
 def _caches(blocks: int, device: torch.device) -> Tensor:

@@ -21,12 +21,14 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler import ASTSource
 
+from pagefleet_kernels.quantized import GROUP
 from pagefleet_kernels.triton_activation import silu_mul
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_cache import copy_blocks, rotary_write_kv, write_kv
 from pagefleet_kernels.triton_logprobs import log_softmax
 from pagefleet_kernels.triton_matmul import product
 from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
+from pagefleet_kernels.triton_quantized import BLOCK, PackedGroups, quantized_product
 from pagefleet_kernels.triton_sampling import sample
 from pagefleet_kernels.triton_tiling import Chip, choose_tiling
 
@@ -258,6 +260,21 @@ def _product_case(rows: int, inputs: int, outputs: int) -> Callable[[Chip], obje
     return run
 
 
+def _quantized_case(
+    rows: int, outputs: int, bits: int, dtype: torch.dtype = torch.bfloat16, **options: Any
+) -> Callable[[Chip], object]:
+    """4,096 inputs."""
+
+    def run(chip: Chip) -> object:
+        blocks = 4096 // BLOCK
+        numbers = _empty(blocks, outputs, BLOCK * bits // 8, dtype=torch.uint8)
+        factors = _empty(blocks, outputs, BLOCK // GROUP // 2, dtype=torch.int32)
+        matrix = PackedGroups(numbers, factors, factors if bits == 4 else None, 4096)
+        return quantized_product(_empty(rows, 4096, dtype=dtype), matrix, chip=chip, **options)
+
+    return run
+
+
 def _sampling_case(vocabulary: int) -> Callable[[Chip], object]:
     def run(_: Chip) -> None:
         int32, float32 = _empty(64, dtype=torch.int32), _empty(64, dtype=torch.float32)
@@ -291,6 +308,13 @@ CASES: dict[str, Callable[[Chip], object]] = {
     "135M layers": _elementwise_case(576, 1536),
     "8B output, invariant": _product_case(64, 4096, 4096),
     "8B gate and up, invariant": _product_case(2048, 4096, 28672),
+    "8B output, 4 bits, decode": _quantized_case(16, 4096, 4),
+    "8B output, 8 bits, decode": _quantized_case(16, 4096, 8),
+    "8B output, 4 bits, 64 rows": _quantized_case(64, 4096, 4),
+    "8B gate and up, 4 bits": _quantized_case(2048, 28672, 4),
+    "8B gate and up, 8 bits": _quantized_case(2048, 28672, 8),
+    "8B output, 4 bits, invariant": _quantized_case(16, 4096, 4, invariant=True),
+    "float32 output, 4 bits": _quantized_case(2048, 4096, 4, dtype=torch.float32),
     "sampling": _sampling_case(128256),
 }
 

@@ -6,10 +6,10 @@ with four bits a float16 minimum too; a weight is
     scale * (number - 128)        eight bits (Q8_0)
     scale * number + minimum      four bits (Q4_1, and Q4_0 with a minimum of -8 scales)
 
-On a CPU products with such a matrix take their inputs in eight bits as well, quantized row by row as
-they come, so that whole groups are multiplied in integers (as llama.cpp does, and in the spirit of
-Dettmers et al., "LLM.int8()", NeurIPS 2022, with groups in the place of its outliers). A GPU widens
-the weights instead as it reads them (`triton_quantized`).
+On a CPU products with such a matrix take their inputs in eight bits as well, quantized row by row
+as they come, so that whole groups are multiplied in integers (as llama.cpp does, and in the spirit
+of Dettmers et al., "LLM.int8()", NeurIPS 2022, with groups in the place of its outliers). A GPU
+widens the weights instead as it reads them (`triton_quantized`).
 """
 
 from collections.abc import Sequence

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.triton_resources import MACHINES
 
 ROOT = Path(__file__).parents[3]
+MULTIPLYING = ("attention_kernel", "product_kernel", "quantized_product_kernel")
 
 
 def check_report(target: str, case: str) -> None:
@@ -34,13 +35,17 @@ def check_report(target: str, case: str) -> None:
         assert spills == "0", line
         assert int(shared) <= MACHINES[target].shared_limit, line
         if "float32" not in line:
-            assert (matrix != "- |") == (kernel in ("attention_kernel", "product_kernel")), line
+            assert (matrix != "- |") == (kernel in MULTIPLYING), line
         if line.startswith("| 8B prefill | attention_kernel"):
             assert matrix == f"{MACHINES[target].matrix_instructions[0]} |"
 
 
 def test_decode_fits_a_hopper_chip():
     check_report("cuda:90", "135M decode")
+
+
+def test_few_bits_fit_it():
+    check_report("cuda:90", "8B output, 4 bits, decode")
 
 
 def test_float32_fits_it_too():
