@@ -25,7 +25,7 @@ def echo_folder(tmp_path_factory) -> Path:
     return prepare("echo", folder, adapters={"one": str(folder), "two": str(folder)})
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_cell(tmp_path_factory, echo_folder):
     cell = make_cell(
         tmp_path_factory.mktemp("cell"),

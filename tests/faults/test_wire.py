@@ -10,6 +10,7 @@ import zmq
 
 from pagefleet.host import host_id, start_time
 from pagefleet.wire import PROTOCOL, GatewayHello, WorkerHello, encode, sealed
+from tests.faults.cell import wait_until
 from tests.faults.conftest import Load, assert_exact
 from tests.faults.proxy import unpack
 
@@ -48,8 +49,9 @@ def test_who_does_not_fit_is_refused_with_a_reason(cell, questions, side, hello,
             tag, text = unpack(dealer.recv())
             assert tag == "Refused"
             assert reason in text
-    assert cell.scheduler.said("refused a process") == said + 1
+    wait_until(lambda: cell.scheduler.said("refused a process") > said)
     assert_exact(Load(questions).run(cell))
+    assert cell.scheduler.said("refused a process") == said + 1
 
 
 @pytest.mark.parametrize("side", ["gateways", "workers"])

@@ -53,7 +53,7 @@ class Case:
         return prompts
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def case(
     small_model: Callable[[str], Path],
     prepared_model: Callable[[str], Path],
@@ -76,7 +76,7 @@ def case(
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Iterator[Serving]:
     """`pagefleet serve` with the default model; every invariant is checked at every step."""
     with pagefleet_serve(tmp_path_factory.mktemp("serve"), "--check", "--dtype=float32") as serving:

@@ -1,0 +1,1 @@
+"""The tests. A folder that is a package has fixtures that end with its last test."""

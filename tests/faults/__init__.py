@@ -1,0 +1,1 @@
+"""Faults in cells of real processes."""

@@ -1,0 +1,1 @@
+"""Whole cells: with models in this process, or as real processes over HTTP."""
