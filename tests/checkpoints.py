@@ -202,6 +202,7 @@ def _float8(block: tuple[int, int], scale: str, shape: str = "", **config: Any) 
 
 CHECKPOINTS = {
     "gptq": _gptq(4, 128, symmetric=True),
+    "gptq of 32": _gptq(4, 32, symmetric=True),
     "gptq of 32, asymmetric": _gptq(4, 32, symmetric=False),
     "gptq of 64, asymmetric, v2": _gptq(4, 64, symmetric=False, v2=True),
     "gptq, whole rows": _gptq(4, -1, symmetric=True),
@@ -248,7 +249,8 @@ CHECKPOINTS = {
     ),
     "fbgemm": _float8((1, -1), "weight_scale", quant_method="fbgemm_fp8"),
 }
-"""By what they are called in tests. The matrices of the model must have multiples of 128 inputs."""
+"""By what they are called in tests. Where groups have 128 inputs, so must a
+multiple of them have the matrices of the model."""
 
 
 def write_checkpoint(source: Path, target: Path, checkpoint: Checkpoint) -> Path:

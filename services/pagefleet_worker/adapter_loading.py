@@ -19,6 +19,7 @@ from pagefleet_kernels.dispatch import Kernels
 from pagefleet_worker.adapter import AdaptedModel
 from pagefleet_worker.adapter_probe import Expected, check
 from pagefleet_worker.causal_model import ModelShape
+from pagefleet_worker.config import ARCHITECTURES
 from pagefleet_worker.model_files import ModelError
 
 _log = logging.getLogger(__name__)
@@ -140,7 +141,11 @@ def _load_model(config: PretrainedConfig, weights: Weights, dtype: torch.dtype) 
             "its folder in Hugging Face's layout."
         )
     if getattr(config, "quantization_config", None) is not None:
-        raise ModelError("The weights are quantized in a way that is not supported.")
+        raise ModelError(
+            f"The weights are quantized, and transformers computes a {config.model_type} model, "
+            "from weights of 16 or 32 bits: quantized ones are served of the architectures "
+            f"{', '.join(ARCHITECTURES)}."
+        )
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             Path(weights.paths[0]).parent,

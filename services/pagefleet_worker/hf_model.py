@@ -4,10 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from pagefleet.manifest import CONFIG_FILE, GENERATION_CONFIG_FILE, Weights
+from pagefleet_worker.checkpoints import format_of
 from pagefleet_worker.config import ARCHITECTURES
 from pagefleet_worker.hf_tokenizer import hf_tokenizer
 from pagefleet_worker.model_files import ModelError, ModelFiles, read_json
 from pagefleet_worker.sentence_modules import is_last_token_embedding
+
+_OWN_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files of AutoGPTQ and AutoAWQ, for folders whose config.json does not say that."""
 
 _EMBEDDING = "embed_tokens.weight"
 """Its name where there is nothing around the layers."""
@@ -18,6 +22,9 @@ def hf_model(folder: Path, name: str) -> ModelFiles:
     config = read_json(folder / CONFIG_FILE)
     if config is None:
         raise ModelError(f"{folder} lacks config.json: it is no model in Hugging Face's layout.")
+    config = _with_quantization(config, folder)
+    if config.get("model_type") in ARCHITECTURES:
+        format_of(config)  # what cannot be read is refused now
     weights = _weight_files(folder)
     writes = _has_head(config, weights)
     if not writes:  # so that there is one to load; nobody asks it
@@ -34,6 +41,17 @@ def hf_model(folder: Path, name: str) -> ModelFiles:
         writes=writes,
         embeds=is_last_token_embedding(folder),
     )
+
+
+def _with_quantization(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Tools once wrote how they quantize under another name, or into a file of their own."""
+    if "compression_config" in config:
+        return {"quantization_config": config["compression_config"], **config}
+    for file, method in _OWN_CONFIGS.items():
+        found = read_json(folder / file)
+        if found is not None:
+            return {"quantization_config": {"quant_method": method, **found}, **config}
+    return config
 
 
 def _with_common_names(config: dict[str, Any]) -> dict[str, Any]:

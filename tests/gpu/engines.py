@@ -19,7 +19,7 @@ from pagefleet_worker.inputs import DeviceInputs
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.kv_scales import find_kv_scales
 from pagefleet_worker.pools import make_pool
-from pagefleet_worker.weights import load_weights
+from pagefleet_worker.weights import PLAIN, Quantization, load_weights
 from tests.driver import Stream
 from tests.gpu_twin import Recorder
 
@@ -33,10 +33,12 @@ def require_gpu_or_interpreter() -> None:
         pytest.skip("no GPU; test_interpreted.py runs it, interpreted", allow_module_level=True)
 
 
-def triton_decoder(folder: Path, device: torch.device, *, invariant: bool) -> Decoder:
+def triton_decoder(
+    folder: Path, device: torch.device, *, invariant: bool, quantization: Quantization = PLAIN
+) -> Decoder:
     manifest, config = Manifest.load(folder), load_config(folder)
     weights = load_weights(
-        manifest.weights, config, torch.float32, device, lambda done, total: None
+        manifest.weights, config, torch.float32, device, lambda done, total: None, quantization
     )
     kernels = select(torch.device("cuda"), invariant=invariant)
     return Decoder(config, weights, kernels, LENGTH, lambda: None)
@@ -49,9 +51,10 @@ def triton_engine(
     invariant: bool = False,
     eight_bits: bool = False,
     sizes: tuple[int, ...] = (),
+    quantization: Quantization = PLAIN,
 ) -> TorchEngine:
     """An engine in float32; graphs of `sizes` are captured, or recorded where there is no GPU."""
-    decoder = triton_decoder(folder, device, invariant=invariant)
+    decoder = triton_decoder(folder, device, invariant=invariant, quantization=quantization)
     if eight_bits:
         decoder.keep_kv_in_8_bits(find_kv_scales(decoder, BLOCK_SIZE, 30))
     vocabulary = decoder.config.vocab_size

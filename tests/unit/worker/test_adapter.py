@@ -199,5 +199,5 @@ def test_code_of_a_publisher_is_not_run(edited: Edited, tmp_path: Path) -> None:
 
 def test_weights_that_are_quantized(edited: Edited) -> None:
     folder = edited("phi3", lambda config: config.update(quantization_config={"bits": 4}))
-    with pytest.raises(ModelError, match="quantized in a way that is not supported"):
+    with pytest.raises(ModelError, match="are quantized, and transformers computes a phi3 model"):
         load_engine(folder, SETTINGS, lambda: None)

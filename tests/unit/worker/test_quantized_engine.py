@@ -1,0 +1,122 @@
+"""Engines of quantized checkpoints against transformers' model of the weights they stand for."""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from pagefleet.params import SamplingParams
+from pagefleet.settings import WorkerSettings
+from pagefleet.wire import unpack_floats
+from pagefleet_worker.engine import TorchEngine
+from pagefleet_worker.loading import load_engine
+from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.prepare import prepare
+from tests.checkpoints import CHECKPOINTS, Checkpoint, write_checkpoint
+from tests.driver import Driver, Stream
+from tests.models import VOCAB_SIZE, make_model
+
+SETTINGS = WorkerSettings(num_blocks=60, max_num_seqs=8, device="cpu", dtype="float32")
+TOKENS = 8
+ROUNDING = 1e-4
+"""Of a logprob in float32."""
+
+DRIFT = 0.2
+"""Of a logprob, by activations in 8 bits, which are off by 1/254 of the largest of 32 at most."""
+
+
+@pytest.fixture
+def generator() -> random.Random:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+def served(folder: Path, **changes: object) -> TorchEngine:
+    return load_engine(folder, replace(SETTINGS, **changes), lambda: None)
+
+
+def streams_of(engine: TorchEngine, prompts: list[list[int]]) -> list[Stream]:
+    greedy = SamplingParams(max_tokens=TOKENS, seed=0, temperature=0, logprobs=0)
+    streams = Driver(engine, chunk=16).run(prompts, [greedy] * len(prompts))
+    assert not any(stream.errors for stream in streams)
+    return streams
+
+
+@torch.inference_mode()
+def assert_chosen(oracle: torch.nn.Module, stream: Stream, near: float) -> None:
+    """Each token is one of the oracle's that are within `near` of its best, and as likely."""
+    logits = oracle(torch.tensor([stream.prompt + stream.output])).logits[0]
+    expected = logits[len(stream.prompt) - 1 : -1].log_softmax(-1)
+    chosen = expected.gather(1, torch.tensor(stream.output).unsqueeze(1))[:, 0]
+    assert (expected.amax(-1) - chosen <= near).all()
+    found = [unpack_floats(each.chosen)[0] for each in stream.logprobs]
+    assert found == pytest.approx(chosen.tolist(), abs=near)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "numerics"),
+    [
+        ("llama", "gptq of 32, asymmetric", "float32 own-4 "),
+        ("qwen2", "awq", "float32 own-4 "),
+        ("qwen3", "packed", "float32 own-4 "),
+        ("mistral", "int8", "float32 own-8 "),
+        ("qwen3", "fp8", "float32 block-"),
+    ],
+)
+def test_tokens_are_transformers(
+    model: str, name: str, numerics: str, tmp_path: Path, generator: random.Random
+) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    source = make_model(model, tmp_path / "source", **sizes)
+    twin = write_checkpoint(source, tmp_path / "model", CHECKPOINTS[name])
+    oracle = AutoModelForCausalLM.from_pretrained(twin, dtype=torch.float32)
+    folder = prepare(str(tmp_path / "model"), tmp_path / "cache")
+    prompts = [generator.choices(range(VOCAB_SIZE), k=generator.randint(1, 40)) for _ in range(4)]
+    engine = served(folder, quantization="none")
+    assert "float32 block-" in engine.facts.numerics
+    for stream in streams_of(engine, prompts):
+        assert_chosen(oracle, stream, ROUNDING)
+    own = served(folder)
+    assert numerics in own.facts.numerics
+    assert "inexact" not in own.facts.numerics
+    for stream in streams_of(own, prompts):
+        assert_chosen(oracle, stream, ROUNDING if CHECKPOINTS[name].kept is None else DRIFT)
+
+
+def test_what_is_unknown_is_refused_when_it_is_prepared(
+    small_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    unknown = Checkpoint({"quant_method": "bitsandbytes", "load_in_4bit": True}, lambda w: ({}, w))
+    write_checkpoint(small_model("llama"), tmp_path / "model", unknown)
+    with pytest.raises(ModelError, match="quantized by 'bitsandbytes', which is not supported"):
+        prepare(str(tmp_path / "model"), tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "config"),
+    [
+        ("gptq of 32", "quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": False}),
+        ("awq of 32", "quant_config.json", {"w_bit": 4, "q_group_size": 32, "version": "GEMM"}),
+    ],
+)
+def test_a_config_in_a_file_of_its_own(
+    name: str,
+    file: str,
+    config: dict[str, object],
+    small_model: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    """As AutoGPTQ and AutoAWQ wrote it before transformers read it."""
+    write_checkpoint(small_model("llama"), tmp_path / "model", CHECKPOINTS[name])
+    values = json.loads((tmp_path / "model" / "config.json").read_text())
+    del values["quantization_config"]
+    (tmp_path / "model" / "config.json").write_text(json.dumps(values))
+    (tmp_path / "model" / file).write_text(json.dumps(config))
+    folder = prepare(str(tmp_path / "model"), tmp_path / "cache")
+    assert "own-4" in served(folder).facts.numerics
