@@ -19,7 +19,7 @@ from tokenizers import AddedToken
 
 from pagefleet_gateway.isolated_template import IsolatedTemplate
 from pagefleet_gateway.template import TemplateSource
-from pagefleet_gateway.tokenizer import PromptError, Tokenizer
+from pagefleet_gateway.tokenizer import PromptError, Tokenizer, remember_less
 
 # Noncharacters, which Unicode reserves for use inside a program (chapter 23.7).
 _FRAME = "\ufdd0"
@@ -112,6 +112,7 @@ def _twin(
     """
     twin = tokenizers.Tokenizer.from_str(backend.to_str())
     twin.encode_special_tokens = True
+    remember_less(twin)
     first_frame = twin.get_vocab_size(with_added_tokens=True)
     twin.add_tokens(
         [

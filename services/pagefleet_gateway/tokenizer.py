@@ -14,12 +14,18 @@ from itertools import takewhile
 from pathlib import Path
 
 import tokenizers
+from tokenizers.models import BPE, Unigram
 
 from pagefleet.manifest import TOKENIZER_FILE, Manifest
 from pagefleet_gateway.vocabulary import Vocabulary
 
 # The most characters that a normalizer in use (NFC, NFKC) makes one of.
 _COMPOSED_CHARACTERS = 4
+
+REMEMBERED_WORDS = 2_000
+"""Whose tokens each thread that encodes keeps. The library's own bound is 10,000, which are 3 MB of
+a language's words, and 80 MB of the longest.
+"""
 
 
 class PromptError(ValueError):
@@ -30,12 +36,19 @@ class PromptTooLongError(PromptError):
     """A prompt that must exceed the model's length, however it is cut into tokens."""
 
 
+def remember_less(backend: tokenizers.Tokenizer) -> None:
+    """Let it keep the tokens of `REMEMBERED_WORDS` only."""
+    if isinstance(backend.model, BPE | Unigram):
+        backend.model._resize_cache(REMEMBERED_WORDS)
+
+
 class Tokenizer:
     """Encodes and decodes for one model, whose longest sequence is `max_model_len` tokens."""
 
     def __init__(self, backend: tokenizers.Tokenizer, max_model_len: int) -> None:
         backend.no_padding()
         backend.no_truncation()
+        remember_less(backend)
         self.backend = backend
         self.vocabulary = Vocabulary(backend)
         self.max_model_len = max_model_len

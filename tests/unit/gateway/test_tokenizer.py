@@ -110,3 +110,34 @@ def test_text_needs_neither_torch_nor_transformers():
     subprocess.run(
         [sys.executable, "-c", program], check=True, env={"PYTHONPATH": ":".join(sys.path)}
     )
+
+
+WORDS = """
+import random, re
+from pathlib import Path
+from pagefleet_gateway.chat_prompt import ChatPrompts
+from pagefleet_gateway.template import ChatTemplate
+from pagefleet_gateway.tokenizer import Tokenizer
+from tests.unit.gateway.conftest import byte_level_tokenizer
+
+def resident():
+    return int(re.search(r"VmRSS:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+
+tokenizer = Tokenizer(byte_level_tokenizer(), 4096)
+prompts = ChatPrompts(tokenizer, ChatTemplate("{{ messages[0].content }}", {}))
+random.seed(1)
+words = ["".join(random.choices("abcdefgh", k=250)) for _ in range(8000)]
+before = resident()
+for word in words:
+    tokenizer.encode([word])
+    prompts.encode({"messages": [{"role": "user", "content": word}]})
+print(resident() - before)
+"""
+
+
+def test_of_words_that_come_once_few_are_kept():
+    """8,000 whose bytes are all tokens: the library would keep 65 MB for each of two tokenizers."""
+    grown = subprocess.run(
+        [sys.executable, "-c", WORDS], capture_output=True, text=True, check=True
+    )
+    assert int(grown.stdout) < 60_000
