@@ -49,6 +49,9 @@ TURN_BYTES = 1 << 15
 """Of news (`outputs.size`) that one request takes at once, which is some 10 ms of work; then it is
 the turn of others."""
 
+TURN_SUBMITS = 64
+"""That one request hands over before it is the turn of others; it has up to 2,048."""
+
 
 class ClientGone(Exception):
     """Whoever asked is no longer there to be answered."""
@@ -198,9 +201,11 @@ class SchedulerClient:
         """
         mailbox = Mailbox()
         try:
-            for submit in submits:
+            for number, submit in enumerate(submits, 1):
                 self._mailboxes[submit.request] = mailbox
                 self._carry_out(self.link.submit(submit, time.monotonic(), shrink))
+                if number % TURN_SUBMITS == 0:
+                    await asyncio.sleep(0)
             yield mailbox
         finally:
             mailbox.close()

@@ -17,7 +17,13 @@ from pagefleet.wire import (
     pack_ints,
     unpack_ints,
 )
-from pagefleet_gateway.client import TURN_BYTES, ClientGone, Mailbox, SchedulerClient
+from pagefleet_gateway.client import (
+    TURN_BYTES,
+    TURN_SUBMITS,
+    ClientGone,
+    Mailbox,
+    SchedulerClient,
+)
 from pagefleet_gateway.outputs import size
 from tests.unit.gateway.fake_scheduler import FakeScheduler, expected_token, logprobs_of
 
@@ -70,6 +76,27 @@ def test_tokens_come_in(scheduler: FakeScheduler) -> None:
 
     with scheduler.started():
         asyncio.run(talk())
+
+
+def test_a_body_of_many_prompts_is_handed_over_in_turns(scheduler: FakeScheduler) -> None:
+    requests = [request(f"r{number}", max_tokens=1) for number in range(5 * TURN_SUBMITS)]
+    turns = []
+
+    async def look(client: SchedulerClient) -> None:
+        while len(turns) < 10:
+            turns.append(client.link.open_requests)
+            await asyncio.sleep(0)
+
+    async def talk() -> None:
+        client = SchedulerClient(scheduler.endpoint)
+        async with client.running():
+            looking = asyncio.create_task(look(client))
+            async with client.open(requests):
+                await looking
+                assert {1, 2, 3, 4} <= {opened // TURN_SUBMITS for opened in turns}
+            assert client.link.open_requests == 0
+
+    asyncio.run(talk())
 
 
 def test_a_scheduler_that_comes_late_or_again_is_not_noticed(scheduler: FakeScheduler) -> None:
