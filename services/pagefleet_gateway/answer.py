@@ -19,7 +19,7 @@ from pagefleet_gateway.errors import aborted, from_rejection, internal_error, to
 from pagefleet_gateway.foretold import Foretold, Prediction
 from pagefleet_gateway.generation import Generation
 from pagefleet_gateway.link import News
-from pagefleet_gateway.logprobs import TokenEntry, unpacked
+from pagefleet_gateway.logprobs import TokenEntry, each_of
 from pagefleet_gateway.message import MessageReader
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.outputs import one_by_one, parted
@@ -246,7 +246,7 @@ class Answer:
         prompt = self._by_request[item.request]
         if not prompt.entries:
             prompt.entries.append(TokenEntry(prompt.tokens[0], prompt.offsets[0]))
-        for position, (logprob, top) in enumerate(unpacked(item.logprobs), item.position):
+        for position, (logprob, top) in enumerate(each_of(item.logprobs), item.position):
             prompt.entries.append(
                 TokenEntry(prompt.tokens[position], prompt.offsets[position], logprob, top)
             )

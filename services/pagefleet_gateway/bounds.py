@@ -29,7 +29,7 @@ MAX_PROMPT_LOGPROBS: Final = 1 << 20
 
 MAX_KEPT: Final = 1 << 22
 """Tokens and logprobs that an answer in one body may have: a gateway keeps them to its end, and
-needs a quarter of a KB for each."""
+needs up to 0.4 KB for each when it writes them."""
 
 MAX_REPEATED_BYTES: Final = 32 * 2**20
 """Of parameters and a prediction, which the scheduler is told with each prompt of a body."""

@@ -14,7 +14,7 @@ from zlib import crc32
 from pagefleet.params import SamplingParams
 from pagefleet.wire import Finish, Numerics, Output, unpack_ints
 from pagefleet_gateway.detokenizer import Detokenizer
-from pagefleet_gateway.logprobs import TokenEntry, unpacked
+from pagefleet_gateway.logprobs import TokenEntry, each_of
 from pagefleet_gateway.stop import StopStrings
 from pagefleet_gateway.tool_parsers import CallDelta, Spoken
 
@@ -125,7 +125,7 @@ class Choice:
         piece.text = self._detokenizer.push(piece.tokens[:-1] if silent else piece.tokens)
 
     def _push_each(self, tokens: "array[int]", output: Output, piece: Piece) -> None:
-        logprobs = unpacked(output.logprobs) if output.logprobs else [(None, [])] * len(tokens)
+        logprobs = each_of(output.logprobs) if output.logprobs else [(None, b"")] * len(tokens)
         silent = self._ends_silently(tokens, output.finish)
         for number, (token, (logprob, top)) in enumerate(zip(tokens, logprobs, strict=True), 1):
             self.count += 1

@@ -3,11 +3,12 @@
 The completion form (OpenAI's legacy API) has parallel lists, with the alternatives as a mapping
 from token text; the chat form has an object for each token, with its bytes; vLLM's
 `prompt_logprobs` maps token ids. A token whose bytes are no UTF-8 text of their own is written as
-OpenAI does: `bytes:\\xe2\\x80`.
+OpenAI does: `bytes:\\xe2\\x80`. Until they are written, alternatives stay as packed as they came:
+15 bytes each with all that is around them, where pairs in lists took 124.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -28,8 +29,15 @@ class TokenEntry:
     """Where its text begins, in characters of the answer's text."""
     logprob: float | None = None
     """None for a prompt's first token, or where none were asked for."""
-    top: list[tuple[int, float]] = field(default_factory=list)
-    """Alternatives, most likely first."""
+    packed: bytes = b""
+    """Ids of the alternatives as `Ints`, then their logprobs as `Floats`."""
+
+    @property
+    def top(self) -> list[tuple[int, float]]:
+        """Alternatives, most likely first."""
+        middle = len(self.packed) // 2
+        ids, logprobs = unpack_ints(self.packed[:middle]), unpack_floats(self.packed[middle:])
+        return [(token, max(value, LOWEST)) for token, value in zip(ids, logprobs, strict=True)]
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -74,17 +82,14 @@ class PromptAlternative(msgspec.Struct):
 PromptForm = list[dict[str, PromptAlternative] | None]
 
 
-def unpacked(logprobs: Logprobs) -> list[tuple[float | None, list[tuple[int, float]]]]:
-    """Of each token its own logprob and its alternatives."""
+def each_of(logprobs: Logprobs) -> list[tuple[float | None, bytes]]:
+    """Of each token its own logprob and its alternatives (`TokenEntry.packed`)."""
     chosen = unpack_floats(logprobs.chosen)
-    ids, top = unpack_ints(logprobs.top_ids), unpack_floats(logprobs.top)
-    width = len(ids) // max(len(chosen), 1)
+    width = len(logprobs.top) // max(len(chosen), 1)
+    starts = (width * row for row in range(len(chosen)))
     return [
-        (
-            max(logprob, LOWEST),
-            [(ids[k], max(top[k], LOWEST)) for k in range(row * width, (row + 1) * width)],
-        )
-        for row, logprob in enumerate(chosen)
+        (max(logprob, LOWEST), logprobs.top_ids[at : at + width] + logprobs.top[at : at + width])
+        for logprob, at in zip(chosen, starts, strict=True)
     ]
 
 
