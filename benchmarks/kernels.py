@@ -172,7 +172,7 @@ def main() -> None:
     kernels = select(torch.device("cpu"))
     begin = time.perf_counter()
     for dtype in DTYPES:
-        kernels.warm_up(dtype, QUERY_HEADS, HEADS, HEAD_SIZE)
+        kernels.warm_up(dtype, dtype, QUERY_HEADS, HEADS, HEAD_SIZE)
     print(f"warm-up {time.perf_counter() - begin:.2f} s, {torch.get_num_threads()} threads")
     read, multiplied = machine_limits(repeats)
     print(f"a sum reads {read / 1e9:.1f} GB/s, a product does {multiplied / 1e9:.0f} GFLOP/s")

@@ -24,11 +24,19 @@ from numba import carray
 from torch import Tensor
 
 from pagefleet_kernels import reference
-from pagefleet_kernels.cpu_cache import block_bytes, dense_heads, has_panels, in_panels
+from pagefleet_kernels.cpu_cache import block_bytes, computed_in, dense_heads, has_panels, in_panels
 from pagefleet_kernels.cpu_ir import (
     device,
 )
-from pagefleet_kernels.cpu_launch import FORMATS, Kernel, Scratch, fields, next_task, thread_number
+from pagefleet_kernels.cpu_launch import (
+    FORMATS,
+    KEPT,
+    Kernel,
+    Scratch,
+    fields,
+    next_task,
+    thread_number,
+)
 from pagefleet_kernels.cpu_online_softmax import (
     Head,
     Room,
@@ -62,8 +70,8 @@ class Arguments(ctypes.Structure):
 
     _fields_ = fields(
         "query query_stride output keys values block_bytes tables table_stride starts offsets rows "
-        "heads group padded block_size tokens_per_task capacity window slopes rooms room_size "
-        "partials partial_size arrivals",
+        "kv_scales heads group padded block_size tokens_per_task capacity window slopes rooms "
+        "room_size partials partial_size arrivals",
         "scale softcap",
     )
 
@@ -75,15 +83,18 @@ def _find_panels(block: Any, arguments: Any, task: Task, tile: int, panels: int)
     table = arguments.tables + task.row * arguments.table_stride
     for panel in range(-(-count // PANEL)):
         index, slot = divmod(tile * TILE + panel * PANEL, arguments.block_size)
-        place = load_int32(table + index * 4) * arguments.block_bytes + slot * block.head_bytes
+        place = load_int32(table + index * 4) * arguments.block_bytes + slot * block.kept_bytes
         store_int64(panels + panel * 8, place)
 
 
 @device
 def _head(block: Any, arguments: Any, number: int, room: Room) -> Head:
-    skipped = number * arguments.block_size * block.head_bytes
+    skipped = number * arguments.block_size * block.kept_bytes
     keys, values = arguments.keys + skipped, arguments.values + skipped
-    return Head(number, keys, values, keys, room.ahead_panels)
+    scale = arguments.scale
+    if block.scaled:
+        scale *= load_float(arguments.kv_scales + number * 4)
+    return Head(number, keys, values, scale, keys, room.ahead_panels)
 
 
 @device
@@ -104,12 +115,14 @@ def _load_queries(block: Any, arguments: Any, task: Task, head: int, queries: in
 @device
 def _finish(block: Any, arguments: Any, task: Task, head: int, states: int) -> None:
     """Divides the sums of a task's queries by their totals, into the output."""
-    group = arguments.group
+    group, scale = arguments.group, 1.0
+    if block.scaled:
+        scale = load_float(arguments.kv_scales + (arguments.heads + head) * 4)
     for query in range(task.tokens * group):
         token, number = task.token + query // group, head * group + query % group
         target = arguments.output + (token * arguments.heads * group + number) * block.head_bytes
         state = states + query * block.state_bytes
-        store_row(block, state, target, load_float(state + block.row_bytes + 4))
+        store_row(block, state, target, load_float(state + block.row_bytes + 4) / scale)
 
 
 @device
@@ -277,11 +290,18 @@ class Shape(NamedTuple):
     partial_size: int
 
     @classmethod
-    def of(cls, dtype: torch.dtype, head_size: int, query_heads: int, heads: int) -> "Shape":
-        """How heads of `head_size` are computed."""
-        group = query_heads // heads
-        narrow = Block(FORMATS[dtype], head_size, -(-group // -(-group // 4)), once=True)
-        wide = Block(FORMATS[dtype], head_size, ACCUMULATORS // CHAINS)
+    def of(
+        cls,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        head_size: int,
+        query_heads: int,
+        heads: int,
+    ) -> "Shape":
+        """How heads of `head_size` are computed, over a pool of `kv_dtype`."""
+        group, form, kept = query_heads // heads, FORMATS[dtype], KEPT[kv_dtype]
+        narrow = Block(form, kept, head_size, -(-group // -(-group // 4)), once=True)
+        wide = Block(form, kept, head_size, ACCUMULATORS // CHAINS)
         tokens_per_task = max(_QUERIES // group, 1)
         padded = -(-group // narrow.queries) * narrow.queries
         capacity = max(tokens_per_task * group + wide.queries, heads * padded)
@@ -322,10 +342,12 @@ def _kernel(narrow: Block, wide: Block) -> Kernel:
 _scratch = Scratch()
 
 
-def warm_up(dtype: torch.dtype, query_heads: int, heads: int, head_size: int) -> None:
+def warm_up(
+    dtype: torch.dtype, kv_dtype: torch.dtype, query_heads: int, heads: int, head_size: int
+) -> None:
     """Compiles what `attention` needs for a model, or loads it; seconds or milliseconds."""
-    if has_panels(dtype, head_size):
-        shape = _shape(dtype, head_size, query_heads, heads)
+    if has_panels(kv_dtype, head_size):
+        shape = _shape(computed_in(dtype, kv_dtype), kv_dtype, head_size, query_heads, heads)
         _kernel(shape.narrow, shape.wide)
 
 
@@ -341,19 +363,21 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     slopes: Tensor | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """`reference.attention`, compiled, over caches that are `in_panels`; other caches go to the
-    reference. Queries are computed in the type of the caches.
+    reference. Queries are `computed_in` a type that suits the caches.
     """
     if not in_panels(key_cache):
         return reference.attention(
             query, key_cache, value_cache, tables, starts, offsets,
-            scale=scale, window=window, softcap=softcap, slopes=slopes,
+            scale=scale, window=window, softcap=softcap, slopes=slopes, kv_scales=kv_scales,
         )  # fmt: skip
     _, heads, block_size, head_size = key_cache.shape
     rows, width = tables.shape
-    queries, tables = dense_heads(query.to(key_cache.dtype)), tables.contiguous()
-    shape = _shape(queries.dtype, head_size, queries.shape[1], heads)
+    queries = dense_heads(query.to(computed_in(query.dtype, key_cache.dtype)))
+    tables = tables.contiguous()
+    shape = _shape(queries.dtype, key_cache.dtype, head_size, queries.shape[1], heads)
     threads, itemsize = torch.get_num_threads(), queries.element_size()
     rooms, partials, arrivals = shape.scratch(threads, rows, width * block_size)
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
@@ -361,7 +385,8 @@ def attention(
         threads,
         queries.data_ptr(), queries.stride(0) * itemsize, output.data_ptr(),
         key_cache.data_ptr(), value_cache.data_ptr(), block_bytes(key_cache, value_cache),
-        tables.data_ptr(), tables.stride(0) * 4, starts.data_ptr(), offsets.data_ptr(), rows, heads,
+        tables.data_ptr(), tables.stride(0) * 4, starts.data_ptr(), offsets.data_ptr(), rows,
+        0 if kv_scales is None else kv_scales.data_ptr(), heads,
         shape.group, shape.padded, block_size, shape.tokens_per_task, shape.capacity,
         window, 0 if slopes is None else slopes.data_ptr(),
         rooms, shape.room_size, partials, shape.partial_size, arrivals,

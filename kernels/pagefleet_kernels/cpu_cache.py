@@ -1,8 +1,9 @@
 """Keys and values into the pool on the CPU, with the rotary embedding on the way.
 
 A token's heads are rotated and stored by whichever thread takes it: tokens never mix, so the batch
-cannot change a bit. Products are taken and added in float32 and rounded once. Threads take
-neighbouring tokens, because the keys of sixteen share the cache lines of a panel (`cpu_rows`).
+cannot change a bit. Products are taken and added in float32 and rounded once; to be kept as e4m3,
+what comes of that is divided by its head's scale and rounded again. Threads take neighbouring
+tokens, because the keys of sixteen share the cache lines of a panel (`cpu_rows`).
 """
 
 import ctypes
@@ -18,17 +19,21 @@ from pagefleet_kernels.cpu_ir import (
     Format,
     device,
 )
-from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_tasks, threads_for
+from pagefleet_kernels.cpu_launch import FORMATS, KEPT, Kernel, fields, next_tasks, threads_for
 from pagefleet_kernels.cpu_rows import PANEL, WORD_BYTES
 from pagefleet_kernels.cpu_simd import (
+    broadcast,
     copy_bytes,
+    divide,
     load_few,
+    load_float,
     load_int32,
     load_int64,
     load_numbers,
     multiply,
     multiply_add,
     negative,
+    rounded,
     store_few,
     store_int32,
     store_numbers,
@@ -43,37 +48,63 @@ class Arguments(ctypes.Structure):
 
     _fields_ = fields(
         "tokens query query_stride rotated key key_stride value value_stride rotation positions "
-        "keys values block_bytes slots query_heads heads head_size block_size"
+        "keys values block_bytes kv_scales slots query_heads heads head_size block_size"
     )
 
 
 @device
-def _rotate(form: Any, source: int, target: int, angles: int, half: int, panel: bool) -> None:
-    """One head: dimension i turns with dimension i + `half` by its angle's cosine and sine. It goes
-    to a row, or to a key's words in a `panel`.
+def _load(form: Any, address: int, count: int) -> Any:
+    return load_numbers(form, address) if count == 16 else load_few(form, address, count)
+
+
+@device
+def _store(
+    form: Any,
+    kept: Any,
+    target: int,
+    begin: int,
+    numbers: Any,
+    count: int,
+    panel: bool,
+    scale: float,
+) -> None:
+    """The `count` numbers of a row from number `begin` on, to its place or its words in a `panel`;
+    rounded to `form`, and over the scale if they are kept in 8 bits.
+    """
+    if kept.itemsize < form.itemsize:
+        numbers = divide(rounded(form, numbers), broadcast(scale))
+    if panel:
+        store_words(kept, target + begin * kept.itemsize * PANEL, numbers, count)
+    elif count == 16:
+        store_numbers(kept, target + begin * kept.itemsize, numbers)
+    else:
+        store_few(kept, target + begin * kept.itemsize, numbers, count)
+
+
+@device
+def _rotate(
+    form: Any,
+    kept: Any,
+    source: int,
+    target: int,
+    angles: int,
+    half: int,
+    panel: bool,
+    scale: float,
+) -> None:
+    """One head: dimension i turns with dimension i + `half` by its angle's cosine and sine; for
+    where it goes see `_store`.
     """
     for begin in range(0, half, 16):
         count = min(half - begin, 16)
-        low, high = source + begin * form.itemsize, source + (begin + half) * form.itemsize
-        cosine, sine = angles + begin * 4, angles + (begin + half) * 4
-        if count == 16:
-            first, second = load_numbers(form, low), load_numbers(form, high)
-            cosines, sines = load_numbers(_FLOAT32, cosine), load_numbers(_FLOAT32, sine)
-        else:
-            first, second = load_few(form, low, count), load_few(form, high, count)
-            cosines, sines = load_few(_FLOAT32, cosine, count), load_few(_FLOAT32, sine, count)
+        first = _load(form, source + begin * form.itemsize, count)
+        second = _load(form, source + (begin + half) * form.itemsize, count)
+        cosines = _load(_FLOAT32, angles + begin * 4, count)
+        sines = _load(_FLOAT32, angles + (begin + half) * 4, count)
         turned_first = multiply_add(first, cosines, negative(multiply(second, sines)))
         turned_second = multiply_add(second, cosines, multiply(first, sines))
-        if panel:
-            left, right = (begin * form.itemsize * PANEL, (begin + half) * form.itemsize * PANEL)
-            store_words(form, target + left, turned_first, count)
-            store_words(form, target + right, turned_second, count)
-        elif count == 16:
-            store_numbers(form, target + begin * form.itemsize, turned_first)
-            store_numbers(form, target + (begin + half) * form.itemsize, turned_second)
-        else:
-            store_few(form, target + begin * form.itemsize, turned_first, count)
-            store_few(form, target + (begin + half) * form.itemsize, turned_second, count)
+        _store(form, kept, target, begin, turned_first, count, panel, scale)
+        _store(form, kept, target, begin + half, turned_second, count, panel, scale)
 
 
 @device
@@ -84,38 +115,61 @@ def _copy_key(source: int, target: int, size: int) -> None:
 
 
 @device
-def _write_token(form: Any, arguments: Any, token: int) -> None:
+def _narrow(
+    form: Any, kept: Any, source: int, target: int, size: int, panel: bool, scale: float
+) -> None:
+    """A key or value as it comes, to be kept in 8 bits."""
+    for begin in range(0, size, 16):
+        count = min(size - begin, 16)
+        numbers = _load(form, source + begin * form.itemsize, count)
+        _store(form, kept, target, begin, numbers, count, panel, scale)
+
+
+@device
+def _write_token(form: Any, kept: Any, arguments: Any, token: int) -> None:
     size, half = arguments.head_size * form.itemsize, arguments.head_size // 2
+    kept_size, narrow = arguments.head_size * kept.itemsize, kept.itemsize < form.itemsize
     block, slot = divmod(load_int64(arguments.slots + token * 8), arguments.block_size)
     place, lane = block * arguments.block_bytes, slot % PANEL
-    keys = arguments.keys + place + (slot - lane) * size + lane * WORD_BYTES
-    values = arguments.values + place + slot * size
+    keys = arguments.keys + place + (slot - lane) * kept_size + lane * WORD_BYTES
+    values = arguments.values + place + slot * kept_size
     key = arguments.key + token * arguments.key_stride
     value = arguments.value + token * arguments.value_stride
-    angles = 0
+    angles, key_scale, value_scale = 0, 1.0, 1.0
     if arguments.rotation:
         position = load_int64(arguments.positions + token * 8)
         angles = arguments.rotation + position * arguments.head_size * 4
         query = arguments.query + token * arguments.query_stride
         rotated = arguments.rotated + token * arguments.query_heads * size
         for head in range(arguments.query_heads):
-            _rotate(form, query + head * size, rotated + head * size, angles, half, False)
+            skipped = head * size
+            _rotate(form, form, query + skipped, rotated + skipped, angles, half, False, 1.0)
     for head in range(arguments.heads):
-        skipped = head * arguments.block_size * size
+        skipped = head * arguments.block_size * kept_size
+        if narrow:
+            scale = arguments.kv_scales + head * 4
+            key_scale, value_scale = load_float(scale), load_float(scale + arguments.heads * 4)
         if angles:
-            _rotate(form, key + head * size, keys + skipped, angles, half, True)
+            _rotate(form, kept, key + head * size, keys + skipped, angles, half, True, key_scale)
+        elif narrow:
+            numbers = arguments.head_size
+            _narrow(form, kept, key + head * size, keys + skipped, numbers, True, key_scale)
         else:
             _copy_key(key + head * size, keys + skipped, size)
-        copy_bytes(values + skipped, value + head * size, size)
+        if narrow:
+            numbers = arguments.head_size
+            _narrow(form, kept, value + head * size, values + skipped, numbers, False, value_scale)
+        else:
+            copy_bytes(values + skipped, value + head * size, size)
 
 
 @device
-def run_cache(form: Any, arguments: Any) -> None:
+def run_cache(form: Any, kept: Any, arguments: Any) -> None:
     """Takes tokens until there are none left."""
     begin, end = next_tasks(arguments, arguments.tokens)
     while begin < end:
         for token in range(begin, end):
-            _write_token(form, arguments, token)
+            _write_token(form, kept, arguments, token)
         begin, end = next_tasks(arguments, arguments.tokens)
 
 
@@ -123,24 +177,33 @@ _FLOAT32 = Format.FLOAT32
 
 
 @functools.cache
-def _kernel(form: Format) -> Kernel:
-    """The compiled kernel for numbers in `form`."""
+def _kernel(form: Format, kept: Format) -> Kernel:
+    """The compiled kernel for numbers in `form` that are kept in `kept`."""
 
     def cache_kernel(pointer: Any) -> None:
-        run_cache(form, carray(pointer, 1)[0])
+        run_cache(form, kept, carray(pointer, 1)[0])
 
     return Kernel(cache_kernel, Arguments)
 
 
-def warm_up(dtype: torch.dtype) -> None:
-    """Compiles what the functions below need for a dtype, or loads it."""
-    if dtype in FORMATS:
-        _kernel(FORMATS[dtype])
+def warm_up(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """Compiles what the functions below need for a dtype and that of the pool, or loads it."""
+    if kv_dtype in KEPT:
+        _kernel(FORMATS[computed_in(dtype, kv_dtype)], KEPT[kv_dtype])
+
+
+def computed_in(dtype: torch.dtype, kv_dtype: torch.dtype) -> torch.dtype:
+    """What queries and keys of `dtype` are rounded to first, beside a pool of `kv_dtype`: its own
+    type, or if that has 8 bits a type that kernels are compiled for.
+    """
+    if kv_dtype in FORMATS:
+        return kv_dtype
+    return dtype if dtype in FORMATS else torch.float32
 
 
 def has_panels(dtype: torch.dtype, head_size: int) -> bool:
-    """Whether the pool of a model keeps keys in panels, if its blocks hold whole ones."""
-    return dtype in FORMATS and head_size % 8 == 0
+    """Whether a pool of `dtype` keeps keys in panels, if its blocks hold whole ones."""
+    return dtype in KEPT and head_size % 8 == 0
 
 
 def in_panels(cache: Tensor) -> bool:
@@ -168,22 +231,32 @@ def dense_heads(heads: Tensor) -> Tensor:
     return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
 
 
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 def write_kv(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """`reference.write_kv`, compiled, into caches that are `in_panels`."""
     if not in_panels(key_cache):
-        reference.write_kv(key, value, key_cache, value_cache, slots)
+        reference.write_kv(key, value, key_cache, value_cache, slots, kv_scales)
         return
-    key, value = dense_heads(key.to(key_cache.dtype)), dense_heads(value.to(key_cache.dtype))
+    dtype = computed_in(key.dtype, key_cache.dtype)
+    key, value = (dense_heads(heads.to(dtype)) for heads in (key, value))
     tokens, heads, head_size = key.shape
     itemsize = key.element_size()
-    _kernel(FORMATS[key.dtype])(
+    _kernel(FORMATS[dtype], KEPT[key_cache.dtype])(
         threads_for(key.numel()),
         tokens, 0, 0, 0,
         key.data_ptr(), key.stride(0) * itemsize, value.data_ptr(), value.stride(0) * itemsize,
         0, 0, key_cache.data_ptr(), value_cache.data_ptr(), block_bytes(key_cache, value_cache),
-        slots.data_ptr(), 0, heads, head_size, key_cache.shape[2],
+        _address(kv_scales), slots.data_ptr(), 0, heads, head_size, key_cache.shape[2],
     )  # fmt: skip
 
 
@@ -196,23 +269,25 @@ def rotary_write_kv(
     key_cache: Tensor,
     value_cache: Tensor,
     slots: Tensor,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """`reference.rotary_write_kv`, compiled, into caches that are `in_panels`."""
     if not in_panels(key_cache):
         return reference.rotary_write_kv(
-            query, key, value, cos_sin, positions, key_cache, value_cache, slots
+            query, key, value, cos_sin, positions, key_cache, value_cache, slots, kv_scales
         )
-    dtype = key_cache.dtype
+    dtype = computed_in(query.dtype, key_cache.dtype)
     queries, key, value = (dense_heads(heads.to(dtype)) for heads in (query, key, value))
     tokens, heads, head_size = key.shape
     itemsize = key.element_size()
     rotated = torch.empty_like(queries, memory_format=torch.contiguous_format)
-    _kernel(FORMATS[dtype])(
+    _kernel(FORMATS[dtype], KEPT[key_cache.dtype])(
         threads_for(queries.numel()),
         tokens, queries.data_ptr(), queries.stride(0) * itemsize, rotated.data_ptr(),
         key.data_ptr(), key.stride(0) * itemsize, value.data_ptr(), value.stride(0) * itemsize,
         cos_sin.data_ptr(), positions.data_ptr(),
         key_cache.data_ptr(), value_cache.data_ptr(), block_bytes(key_cache, value_cache),
-        slots.data_ptr(), queries.shape[1], heads, head_size, key_cache.shape[2],
+        _address(kv_scales), slots.data_ptr(), queries.shape[1], heads, head_size,
+        key_cache.shape[2],
     )  # fmt: skip
     return rotated.to(query.dtype)

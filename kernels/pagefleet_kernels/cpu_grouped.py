@@ -17,6 +17,7 @@ from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 
+from pagefleet_kernels.cpu_formats import read
 from pagefleet_kernels.cpu_ir import (
     FLOAT,
     INT,
@@ -33,7 +34,6 @@ from pagefleet_kernels.cpu_ir import (
     intrinsic,
     ints,
     load,
-    read,
     splat,
     store,
 )

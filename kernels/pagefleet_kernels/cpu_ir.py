@@ -1,8 +1,8 @@
 """LLVM IR for vectors of sixteen floats: what the instructions of `cpu_simd` are made of.
 
-Numbers in memory are float32 or bfloat16, and a `Format` says which when a kernel is compiled.
-bfloat16 has no arithmetic of its own: it is widened to float32 on load (sixteen bits shifted up)
-and rounded to nearest even on store. The functions here take an LLVM builder and LLVM values.
+A `Format` says how numbers lie in memory when a kernel is compiled (`cpu_formats` for how they are
+read and written). bfloat16 has no arithmetic of its own: it is widened to float32 (sixteen bits
+shifted up) and rounded to nearest even. The functions here take an LLVM builder and LLVM values.
 """
 
 import enum
@@ -43,6 +43,8 @@ class Format(enum.Enum):
 
     FLOAT32 = 4
     BFLOAT16 = 2
+    E4M3 = 1
+    """For keys and values only."""
 
     @property
     def itemsize(self) -> int:
@@ -257,21 +259,3 @@ def rounded_bits(builder: Any, value: Any) -> Any:
     up = builder.add(bits, builder.add(odd, ints(0x7FFF)))
     unusual = builder.fcmp_unordered("uno", value, value)
     return builder.select(unusual, builder.or_(bits, ints(0x400000)), up)
-
-
-def in_memory(form: Format) -> Any:
-    """The LLVM type of sixteen numbers in memory."""
-    return VECTOR if form is Format.FLOAT32 else HALVES
-
-
-def read(builder: Any, form: Format, address: Any) -> Any:
-    """Sixteen numbers at `address`, as float32."""
-    values = load(builder, address, in_memory(form))
-    return values if form is Format.FLOAT32 else widen(builder, values)
-
-
-def narrowed(builder: Any, form: Format, value: Any) -> Any:
-    """Sixteen float32 as they are written to memory."""
-    if form is Format.FLOAT32:
-        return value
-    return builder.trunc(builder.lshr(rounded_bits(builder, value), ints(16)), HALVES)

@@ -47,6 +47,9 @@ _log = logging.getLogger(__name__)
 FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 """The types that kernels are compiled for."""
 
+KEPT = {**FORMATS, torch.uint8: Format.E4M3}
+"""The types of keys and values."""
+
 _WORTH_A_THREAD = 1 << 14
 """Numbers of an element-wise kernel that take as long as waking another thread."""
 

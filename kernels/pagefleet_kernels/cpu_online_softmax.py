@@ -58,6 +58,8 @@ class Head(NamedTuple):
     number: int
     keys: int
     values: int
+    scale: float
+    """That products with its keys are multiplied by."""
     ahead: int
     """With `ahead_panels`, where the keys lie that are needed next, to be sent for in time."""
     ahead_panels: int
@@ -221,7 +223,7 @@ def score(
     """
     place = load_int64(room.panels + panel * 8)
     output = weights + panel * PANEL * 4
-    scores(block, queries, head.keys + place, head.values + place, output, arguments.scale)
+    scores(block, queries, head.keys + place, head.values + place, output, head.scale)
 
 
 @device

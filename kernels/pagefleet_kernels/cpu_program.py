@@ -100,7 +100,7 @@ def _meet(typing: Any, function: Any) -> Any:
 
 
 @device
-def _run(form: Any, weights: Any, narrow: Any, wide: Any, arguments: Any) -> None:
+def _run(form: Any, kept: Any, weights: Any, narrow: Any, wide: Any, arguments: Any) -> None:
     for number in range(arguments.first, arguments.last):
         if arguments.barrier and number > arguments.first:
             _meet(arguments.barrier)
@@ -111,7 +111,7 @@ def _run(form: Any, weights: Any, narrow: Any, wide: Any, arguments: Any) -> Non
         elif stage == 1:
             cpu_layers.run_norm(form, carray(_record_at(_NORM, place), 1)[0])
         elif stage == 2:
-            cpu_cache.run_cache(form, carray(_record_at(_ROTARY, place), 1)[0])
+            cpu_cache.run_cache(form, kept, carray(_record_at(_ROTARY, place), 1)[0])
         elif stage == 4:
             cpu_layers.run_quantize(form, carray(_record_at(_QUANTIZE, place), 1)[0])
         elif stage == 5:
@@ -123,9 +123,10 @@ def _run(form: Any, weights: Any, narrow: Any, wide: Any, arguments: Any) -> Non
 @functools.cache
 def compile_program(form: Format, weights: Weights, narrow: Block, wide: Block) -> Kernel:
     """The code of programs for one type of numbers and of weights, and one shape of attention."""
+    kept = narrow.kept
 
     def program_kernel(pointer: Any) -> None:
-        _run(form, weights, narrow, wide, carray(pointer, 1)[0])
+        _run(form, kept, weights, narrow, wide, carray(pointer, 1)[0])
 
     return Kernel(program_kernel, ProgramArguments)
 

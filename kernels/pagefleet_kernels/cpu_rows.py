@@ -2,14 +2,15 @@
 
 Values lie in the pool as rows, one after the other. Keys lie in *panels*: the keys of sixteen
 positions of a head, transposed, as a matrix product packs them (Goto and van de Geijn, ACM TOMS
-34(3), 2008), [words, sixteen keys]; a word has 32 bits, one float32 or two bfloat16 of a key. So
-they are transposed once, when they are written, and each lane of a vector is a key whenever they
-are read. A panel is as large as the sixteen rows of values beside it.
+34(3), 2008), [words, sixteen keys]; a word has 32 bits, one float32, two bfloat16 or four e4m3 of a
+key. So they are transposed once, when they are written, and each lane of a vector is a key whenever
+they are read. A panel is as large as the sixteen rows of values beside it.
 
 In scratch a row of D numbers is held in *scratch order*: float32, in chunks of sixteen lanes,
 zero-padded to whole chunks. A float32 row keeps its order. Thirty-two bfloat16 are read as sixteen
 words whose lower halves make one chunk and whose upper halves the next, so that widening costs one
-instruction a chunk; `store_row` puts the order back.
+instruction a chunk; so are sixty-four e4m3, once they are such words. `store_row` puts the order
+back.
 """
 
 from dataclasses import dataclass
@@ -19,30 +20,32 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from pagefleet_kernels.cpu_formats import LOOKS_UP, narrowed, read, read_pairs, write_pairs
 from pagefleet_kernels.cpu_ir import (
-    HALVES,
     INT,
-    INTS,
     LANES,
-    VECTOR,
     Format,
     at,
     attribute_in_kernels,
     constant_in_kernels,
     intrinsic,
-    ints,
     load,
     lower_halves,
-    rounded_bits,
     shuffle,
     splat,
     store,
     upper_halves,
-    widen,
 )
 
 PANEL = LANES
 """Keys of a panel."""
+
+_WORDS_OF_PAIRS = {
+    Format.FLOAT32: (),
+    Format.BFLOAT16: (2 * LANES,),
+    Format.E4M3: (4 * LANES,) if LOOKS_UP else (),
+}
+"""How many numbers make vectors of such words."""
 
 WORD_BYTES = 4
 VECTOR_BYTES = LANES * WORD_BYTES
@@ -52,11 +55,14 @@ _WORD = types.int64
 
 @dataclass(frozen=True)
 class Block:
-    """What an inner loop is compiled for: rows of `head_size` numbers in `format`, for `queries`
-    queries at a time.
+    """What an inner loop is compiled for: rows of `head_size` numbers, for `queries` queries at a
+    time.
     """
 
     format: Format
+    """Of queries, and of what comes of them."""
+    kept: Format
+    """Of keys and values: the same, or e4m3."""
     head_size: int
     queries: int
     once: bool = False
@@ -69,12 +75,22 @@ class Block:
 
     @property
     def head_bytes(self) -> int:
-        """Size of one row in memory."""
+        """Size of one query in memory."""
         return self.head_size * self.format.itemsize
 
     @property
+    def kept_bytes(self) -> int:
+        """Size of one key or value in memory."""
+        return self.head_size * self.kept.itemsize
+
+    @property
+    def scaled(self) -> bool:
+        """Whether keys and values are kept over a scale."""
+        return self.kept is Format.E4M3
+
+    @property
     def words(self) -> int:
-        """Words of one row in memory."""
+        """Words of one query in memory."""
         return self.head_bytes // WORD_BYTES
 
     @property
@@ -90,13 +106,22 @@ class Block:
     @property
     def single(self) -> "Block":
         """The same for one query."""
-        return Block(self.format, self.head_size, 1)
+        return Block(self.format, self.kept, self.head_size, 1)
 
 
 constant_in_kernels(Block)
 
 
-for _name in ("queries", "head_bytes", "row_bytes", "state_bytes", "single", "once"):
+for _name in (
+    "queries",
+    "head_bytes",
+    "kept_bytes",
+    "row_bytes",
+    "state_bytes",
+    "single",
+    "once",
+    "scaled",
+):
     attribute_in_kernels(_name)
 
 
@@ -114,9 +139,9 @@ class Piece:
 
 
 def pieces(block: Block) -> list[Piece]:
-    """The row cut into pairs of chunks (bfloat16 only), chunks, and half a chunk."""
+    """The row cut into what is loaded as words of two bfloat16, chunks, and half a chunk."""
     pieces, begin = [], 0
-    sizes = (32, 16, 8) if block.format is Format.BFLOAT16 else (16, 8)
+    sizes = [*_WORDS_OF_PAIRS[block.kept], 16, 8]
     while begin < block.head_size:
         size = next(size for size in sizes if size <= block.head_size - begin)
         pieces.append(Piece(begin, size))
@@ -125,30 +150,23 @@ def pieces(block: Block) -> list[Piece]:
 
 
 def load_piece(builder: Any, block: Block, address: Any, piece: Piece) -> list[Any]:
-    """The chunks of a piece of the row at `address`, widened to float32."""
-    place = at(builder, address, piece.begin * block.format.itemsize)
-    if piece.size == 2 * LANES:
-        words = load(builder, place, INTS)
-        return [lower_halves(builder, words), upper_halves(builder, words)]
-    lane = VECTOR.element if block.format is Format.FLOAT32 else HALVES.element
-    values = load(builder, place, ir.VectorType(lane, piece.size))
-    if piece.size < LANES:
-        zeros = ir.Constant(ir.VectorType(lane, piece.size), None)
-        values = shuffle(builder, values, zeros, list(range(LANES)))
-    return [values if block.format is Format.FLOAT32 else widen(builder, values)]
+    """The chunks of a piece of the value at `address`, widened to float32."""
+    place = at(builder, address, piece.begin * block.kept.itemsize)
+    if piece.size > LANES:
+        words = read_pairs(builder, block.kept, place)
+        return [half(builder, each) for each in words for half in (lower_halves, upper_halves)]
+    return [read(builder, block.kept, place, piece.size)]
 
 
 def store_piece(builder: Any, block: Block, address: Any, piece: Piece, chunks: list[Any]) -> None:
-    """The inverse of `load_piece`; rounds to the type in memory."""
+    """The inverse of `load_piece`; rounds to the type of queries."""
     place = at(builder, address, piece.begin * block.format.itemsize)
-    if block.format is Format.FLOAT32:
-        stored = chunks[0]
-    elif piece.size == 2 * LANES:
-        lower, upper = (rounded_bits(builder, chunk) for chunk in chunks)
-        stored = builder.or_(builder.lshr(lower, ints(16)), builder.and_(upper, ints(-0x10000)))
-    else:
-        bits = builder.lshr(rounded_bits(builder, chunks[0]), ints(16))
-        stored = builder.trunc(bits, HALVES)
+    if piece.size > LANES:
+        for lower, upper in zip(chunks[::2], chunks[1::2], strict=True):
+            write_pairs(builder, block.format, place, lower, upper)
+            place = at(builder, place, 2 * LANES * block.format.itemsize)
+        return
+    stored = narrowed(builder, block.format, chunks[0])
     if piece.size < LANES:
         stored = shuffle(builder, stored, stored, list(range(piece.size)))
     store(builder, stored, place)
@@ -162,7 +180,7 @@ def value_address(builder: Any, block: Block, panels: Any, values: Any, key: Any
 
     entry = builder.mul(builder.lshr(key, constant(4)), constant(_PLACE_BYTES))
     place = load(builder, builder.add(panels, entry), ir.IntType(64))
-    row = builder.mul(builder.and_(key, constant(PANEL - 1)), constant(block.head_bytes))
+    row = builder.mul(builder.and_(key, constant(PANEL - 1)), constant(block.kept_bytes))
     return builder.add(builder.add(values, place), row)
 
 

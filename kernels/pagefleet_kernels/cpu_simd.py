@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from pagefleet_kernels.cpu_formats import in_memory, narrowed, read
 from pagefleet_kernels.cpu_ir import (
     FLOAT,
     INT,
@@ -27,13 +28,10 @@ from pagefleet_kernels.cpu_ir import (
     exponential,
     float32x16,
     fold,
-    in_memory,
     intrinsic,
     larger,
     load,
-    narrowed,
     pointer,
-    read,
     shuffle,
     splat,
     store,
@@ -209,7 +207,7 @@ def store_few(typing: Any, form: Any, address: Any, vector: Any, count: Any) -> 
 @intrinsic
 def store_words(typing: Any, form: Any, address: Any, vector: Any, count: Any) -> Any:
     """The first `count` lanes, rounded to the type in memory; of every 64 bytes from `address` on
-    the first four get the next of them, a float32 or two bfloat16.
+    the first four get the next of them, a float32, two bfloat16 or four e4m3.
     """
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

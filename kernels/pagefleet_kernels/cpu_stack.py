@@ -31,15 +31,18 @@ class LayerStack:
     ) -> None:
         """`norm` follows the last layer; `cos_sin` is that of `reference.rotary_write_kv`."""
         self._layers, self._norm, self._cos_sin, self._shape = layers, norm, cos_sin, shape
-        self._heads = cpu_attention.Shape.of(
-            norm.dtype, shape.head_size, shape.query_heads, shape.heads
-        )
+        self._kv_scales: Tensor | None = None
         gated = layers[0].gated
         assert isinstance(gated, PackedLinear)
         self._gated_size, self._weights = gated.columns, gated.weights
         loras = [part.loras for part in _parts(layers) if isinstance(part, PackedLinear)]
         self._inner_size = max((each.inner_size for each in loras if each is not None), default=0)
         self._write_down(capacity=16)
+
+    def keep_kv_in_8_bits(self, scales: Tensor) -> None:
+        """See `layers.Stack`."""
+        self._kv_scales = scales
+        self._write_down(self._capacity)
 
     def run(
         self,
@@ -103,6 +106,9 @@ class LayerStack:
     def _write_down(self, capacity: int) -> None:
         """Make the buffers for `capacity` tokens, and the programs that use them."""
         shape, norm = self._shape, self._norm
+        kv_dtype = norm.dtype if self._kv_scales is None else torch.uint8
+        sizes = shape.head_size, shape.query_heads, shape.heads
+        self._heads = cpu_attention.Shape.of(norm.dtype, kv_dtype, *sizes)
         self._capacity = capacity
 
         def buffer(width: int) -> Tensor:
@@ -126,8 +132,13 @@ class LayerStack:
         self._adapted = adapted
         self._add_norm(self._residual, self._layers[0].attention_norm, self._normed)
         following = [*(layer.attention_norm for layer in self._layers[1:]), norm]
-        for layer, window, next_norm in zip(self._layers, windows, following, strict=True):
-            self._add_attention(layer, window)
+        kept = [0] * len(following)
+        if self._kv_scales is not None:
+            kept = [scales.data_ptr() for scales in self._kv_scales]
+        for layer, window, kv_scales, next_norm in zip(
+            self._layers, windows, kept, following, strict=True
+        ):
+            self._add_attention(layer, window, kv_scales)
             self._add_linear(layer.output, self._attended, self._projected)
             self._add_norm(self._projected, layer.mlp_norm, self._normed, self._residual)
             self._add_linear(layer.gated, self._normed, self._gated)
@@ -137,7 +148,7 @@ class LayerStack:
         self._program.close()
         return self._program
 
-    def _add_attention(self, layer: DecoderLayer, window: int) -> None:
+    def _add_attention(self, layer: DecoderLayer, window: int, kv_scales: int) -> None:
         shape, heads = self._shape, self._heads
         itemsize, head_bytes = self._qkv.element_size(), shape.head_size * self._qkv.element_size()
         self._add_linear(layer.qkv, self._normed, self._qkv)
@@ -168,6 +179,7 @@ class LayerStack:
             value=value,
             value_stride=stride,
             rotation=self._cos_sin.data_ptr(),
+            kv_scales=kv_scales,
             query_heads=shape.query_heads,
             heads=shape.heads,
             head_size=shape.head_size,
@@ -178,6 +190,7 @@ class LayerStack:
             query=self._query.data_ptr(),
             query_stride=self._query.stride(0) * itemsize,
             output=self._attended.data_ptr(),
+            kv_scales=kv_scales,
             heads=shape.heads,
             group=heads.group,
             padded=heads.padded,

@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from pagefleet_kernels.cpu_formats import read_words
 from pagefleet_kernels.cpu_ir import (
     FLOAT,
     INTS,
@@ -61,6 +62,7 @@ def _emit_scores(
     builder: Any, block: Block, queries: Any, panel: Any, ahead: Any, output: Any, scale: Any
 ) -> None:
     kind = INTS if block.format is Format.BFLOAT16 else VECTOR
+    per_line = block.format.itemsize // block.kept.itemsize
     zero, words = (ir.Constant(panel.type, number) for number in (0, block.words))
     sums = [
         [cgutils.alloca_once_value(builder, floats(0.0)) for _ in range(CHAINS)]
@@ -68,12 +70,15 @@ def _emit_scores(
     ]
     with _loop(builder, zero, words, CHAINS) as (first, _):
         word = builder.mul(first, ir.Constant(first.type, WORD_BYTES))
-        line = builder.mul(first, ir.Constant(first.type, VECTOR_BYTES))
+        line = builder.mul(first, ir.Constant(first.type, VECTOR_BYTES // per_line))
+        vectors: list[Any] = []
         for chain in range(CHAINS):
-            place = at(builder, line, chain * VECTOR_BYTES)
-            numbers = load(builder, builder.add(panel, place), kind)
-            if block.once:
-                emit_prefetch(builder, builder.add(ahead, place))
+            if chain % per_line == 0:
+                place = at(builder, line, chain // per_line * VECTOR_BYTES)
+                source = builder.add(panel, place)
+                vectors += read_words(builder, block.format, block.kept, source)
+                if block.once:
+                    emit_prefetch(builder, builder.add(ahead, place))
             for query, chains in enumerate(sums):
                 skipped = query * block.row_bytes + chain * WORD_BYTES
                 factor = load(
@@ -83,7 +88,7 @@ def _emit_scores(
                     builder,
                     block.format,
                     splat(builder, factor),
-                    numbers,
+                    vectors[chain],
                     builder.load(chains[chain]),
                 )
                 builder.store(grown, chains[chain])
@@ -129,7 +134,7 @@ def _emit_weigh(
             address = value_address(builder, block, panels, values, key)
             if block.once and number == 0:
                 needed = value_address(builder, block, ahead_panels, ahead, key)
-                for line in range(0, block.head_bytes, _LINE_BYTES):
+                for line in range(0, block.kept_bytes, _LINE_BYTES):
                     emit_prefetch(builder, at(builder, needed, line))
             entry = builder.add(weights, builder.mul(key, ir.Constant(key.type, WORD_BYTES)))
             factors = [

@@ -19,7 +19,7 @@ def _no_stack(
 
 
 def _nothing_to_compile(
-    dtype: torch.dtype, query_heads: int, heads: int, head_size: int
+    dtype: torch.dtype, kv_dtype: torch.dtype, query_heads: int, heads: int, head_size: int
 ) -> None: ...
 
 
@@ -28,8 +28,8 @@ class Kernels:
     """The operations of one device; each has the signature and the meaning of its namesake in
     `reference`.
 
-    `warm_up(dtype, query heads, key/value heads, head size)` compiles everything that a model of
-    this shape will call one by one, so that no step waits for a compiler.
+    `warm_up(dtype, that of the pool, query heads, key/value heads, head size)` compiles everything
+    that a model of this shape will call one by one, so that no step waits for a compiler.
     `stack(layers, norm, cosines and sines, shape)` makes one call of all layers of a decoder, where
     the device gains by that. `sample` is `triton_sampling.sample`, where the device has that.
     `invariant`: a row's bits do not depend on its batch.
@@ -38,7 +38,7 @@ class Kernels:
 
     name: str
     attention: Callable[..., Tensor]
-    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    write_kv: Callable[..., None]
     copy_blocks: Callable[[Tensor, Tensor], None]
     rotary_write_kv: Callable[..., Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -52,7 +52,7 @@ class Kernels:
     invariant: bool = True
     block_multiple: int = 1
     stack: Callable[[Sequence[DecoderLayer], Tensor, Tensor, StackShape], Stack | None] = _no_stack
-    warm_up: Callable[[torch.dtype, int, int, int], None] = _nothing_to_compile
+    warm_up: Callable[[torch.dtype, torch.dtype, int, int, int], None] = _nothing_to_compile
 
 
 REFERENCE = Kernels(
@@ -135,9 +135,11 @@ def _cpu() -> Kernels:
     from pagefleet_kernels.cpu_launch import source_digest
     from pagefleet_kernels.cpu_rows import PANEL
 
-    def warm_up(dtype: torch.dtype, query_heads: int, heads: int, head_size: int) -> None:
-        cpu_attention.warm_up(dtype, query_heads, heads, head_size)
-        cpu_cache.warm_up(dtype)
+    def warm_up(
+        dtype: torch.dtype, kv_dtype: torch.dtype, query_heads: int, heads: int, head_size: int
+    ) -> None:
+        cpu_attention.warm_up(dtype, kv_dtype, query_heads, heads, head_size)
+        cpu_cache.warm_up(dtype, kv_dtype)
         cpu_layers.warm_up(dtype)
         cpu_linear.warm_up(dtype)
 

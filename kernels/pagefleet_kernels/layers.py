@@ -47,6 +47,12 @@ class StackShape:
 class Stack(Protocol):
     """All layers of a decoder at once."""
 
+    def keep_kv_in_8_bits(self, scales: Tensor) -> None:
+        """From now on `caches` hold e4m3, over `scales`, float32 [layers, 2, G]; see
+        `reference.write_kv`.
+        """
+        ...
+
     def run(
         self,
         residual: Tensor,

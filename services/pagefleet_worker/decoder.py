@@ -76,7 +76,7 @@ class Decoder:
         if ranks is ALONE:
             self._stack = kernels.stack(self.layers, self._norm, self._cos_sin, shape)
         if self._stack is None:
-            kernels.warm_up(self.dtype, *heads)
+            self._warm_up()
 
     def _prepare_layers(
         self, weights: DecoderWeights, loras: Sequence[LoraAdapter]
@@ -99,9 +99,23 @@ class Decoder:
 
     def keep_kv_in_8_bits(self, scales: Tensor) -> None:
         """From now on pools hold e4m3, over `scales`, float32 [layers, 2, G] on the device; see
-        `reference.write_kv`. For kernels that take layers one by one.
+        `reference.write_kv`.
         """
         self._kv_scales = scales
+        if self._stack is not None:
+            self._stack.keep_kv_in_8_bits(scales)
+        else:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        config = self.config
+        heads = (config.heads, config.kv_heads, config.head_dim)
+        self.kernels.warm_up(self.dtype, self.kv_dtype, *heads)
+
+    @property
+    def kv_scales(self) -> Tensor | None:
+        """Of keys and values of 8 bits, see `keep_kv_in_8_bits`."""
+        return self._kv_scales
 
     @property
     def device(self) -> torch.device:

@@ -159,9 +159,9 @@ def _load_engine(
 
 
 def _keep_kv_in_8_bits(decoder: CausalModel, limits: Limits) -> None:
-    if decoder.device.type != "cuda" or not isinstance(decoder, Decoder):
+    if not isinstance(decoder, Decoder):
         raise ModelError(
-            "Keys and values of 8 bits are there for GPUs, and for the architectures "
+            "Keys and values of 8 bits are there for the architectures "
             f"{', '.join(ARCHITECTURES)}: leave out --kv-cache-dtype."
         )
     limit = min(limits.length, limits.tokens)
@@ -257,8 +257,9 @@ def _numerics_class(
 ) -> str:
     """What decides every bit of a stream beside the model; the number of threads does not.
 
-    oneDNN chooses its code by a CPU's instructions and cuts matrices by the size of its caches. A
-    machine that does not keep its promise is alone in its class, as is a GPU that gives none.
+    oneDNN chooses its code by a CPU's instructions and cuts matrices by the size of its caches. The
+    scales of keys and values of 8 bits depend on the step that they are found in. A machine that
+    does not keep its promise is alone in its class, as is a GPU that gives none.
     """
     device = decoder.device
     if device.type == "cpu":
@@ -272,8 +273,9 @@ def _numerics_class(
     if bits:
         own = "own-" + "-".join(map(str, bits))
         name += f" {own if settings.quantization == 'auto' else settings.quantization}"
-    if decoder.kv_dtype != decoder.dtype:
-        name += " kv-e4m3"
+    if isinstance(decoder, Decoder) and decoder.kv_scales is not None:
+        scales = decoder.kv_scales.cpu().numpy().tobytes()
+        name += f" kv-e4m3-{hashlib.sha256(scales).hexdigest()[:8]}"
     if settings.tensor_parallel_size > 1:
         name += f" tp-{settings.tensor_parallel_size}"
     computed_by = kernels.name

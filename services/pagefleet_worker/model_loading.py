@@ -76,7 +76,7 @@ def load_model(
 
     config = load_shape(folder)
     dtype = choose_dtype(settings.dtype, config, device)
-    kernels.warm_up(dtype, config.heads, config.kv_heads, config.head_dim)
+    kernels.warm_up(dtype, dtype, config.heads, config.kv_heads, config.head_dim)
     return load_adapted(
         folder, manifest.weights, dtype, device, kernels, means.positions, means.progress
     )

@@ -278,7 +278,7 @@ class WorkerSettings(CellSettings, ModelSettings):
     max_num_seqs: int = setting(256, "sequences that run at once", least=1)
     kv_cache_dtype: str = setting(
         "auto",
-        "type of keys and values: the weights', or fp8 (e4m3, on a GPU)",
+        "type of keys and values: the weights', or fp8 (e4m3, 8 bits)",
         choices=("auto", "fp8"),
     )
     batch_invariant: bool = setting(

@@ -12,7 +12,10 @@ from pagefleet_kernels import cpu_launch
 from tests.processes import killed_in_the_end, may_mount
 from tests.unit.launcher.conftest import wait_until
 
-COMPILE = "import torch; from pagefleet_kernels import cpu_cache; cpu_cache.warm_up(torch.float32)"
+COMPILE = (
+    "import torch; from pagefleet_kernels import cpu_cache; "
+    "cpu_cache.warm_up(torch.float32, torch.float32)"
+)
 LOCK = "pagefleet_kernels.cpu_cache._kernel.<locals>.cache_kernel.lock"
 
 

@@ -15,6 +15,7 @@ from pagefleet_kernels.dispatch import select
 from pagefleet_worker.batch import Batch
 from pagefleet_worker.config import load_config
 from pagefleet_worker.decoder import Decoder
+from pagefleet_worker.kv_scales import find_kv_scales
 from pagefleet_worker.pools import make_pool
 from pagefleet_worker.slots import Row, Slot
 from pagefleet_worker.weights import INT8, PLAIN, Quantization, load_weights
@@ -23,6 +24,7 @@ from tests.models import VARIANTS, VOCAB_SIZE
 CPU = torch.device("cpu")
 BLOCK_SIZE, BLOCKS = 16, 200
 LONGEST = 150
+NAN_IN_8_BITS = 0x7F
 
 QUANTIZATIONS = pytest.mark.parametrize("matrices", [PLAIN, INT8], ids=["plain", "int8"])
 
@@ -57,13 +59,17 @@ class Model:
         folder: Path,
         dtype: torch.dtype = torch.float32,
         matrices: Quantization = PLAIN,
+        *,
+        eight_bits: bool = False,
     ) -> None:
         config = load_config(folder)
         files = Manifest.load(folder).weights
         weights = load_weights(files, config, dtype, CPU, lambda loaded, total: None, matrices)
         self.layers = 0
         self.decoder = Decoder(config, weights, select(CPU), LONGEST, self._count)
-        self.pool = make_pool(config, BLOCKS, BLOCK_SIZE, dtype, CPU)
+        if eight_bits:
+            self.decoder.keep_kv_in_8_bits(find_kv_scales(self.decoder, BLOCK_SIZE, LONGEST))
+        self.pool = make_pool(config, BLOCKS, BLOCK_SIZE, self.decoder.kv_dtype, CPU)
 
     def _count(self) -> None:
         self.layers += 1
@@ -76,7 +82,7 @@ class Model:
         of the pool is NaN at first, rows come in a random order, and every step has a number of
         threads of its own (see `team`).
         """
-        self.pool.fill_(torch.nan)
+        self.pool.fill_(NAN_IN_8_BITS if self.pool.dtype == torch.uint8 else torch.nan)
         blocks = list(range(BLOCKS))
         generator.shuffle(blocks)
         slots = [
@@ -174,6 +180,35 @@ def test_all_layers_at_once_are_the_layers_one_by_one(
         alone = model.logits(prompts, lambda: LONGEST, generator)
     for logits, expected in zip(at_once, alone, strict=True):
         assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("qwen3", torch.bfloat16),
+        pytest.param("qwen3", torch.float32, marks=pytest.mark.slow),
+        pytest.param("llama", torch.bfloat16, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+@torch.inference_mode()
+def test_keys_and_values_of_8_bits(
+    name: str, dtype: torch.dtype, prepared_model: Prepared, generator: random.Random
+) -> None:
+    """All that the two tests before this promise; and that logits stay near."""
+    model = Model(prepared_model(name), dtype, eight_bits=True)
+    prompts = random_prompts(generator, 4)
+    alone = [model.logits([prompt], lambda: LONGEST, generator)[0] for prompt in prompts]
+    for chunk in (lambda: 1, lambda: generator.randint(1, 40)):
+        for together, expected in zip(model.logits(prompts, chunk, generator), alone, strict=True):
+            assert torch.equal(together, expected)
+    with patch.object(model.decoder, "hidden", model.decoder.hidden_by_layer):
+        by_layer = model.logits(prompts, lambda: generator.randint(1, 40), generator)
+    wide = Model(prepared_model(name), dtype).logits(prompts, lambda: LONGEST, generator)
+    for logits, expected, exact in zip(by_layer, alone, wide, strict=True):
+        assert torch.equal(logits, expected)
+        apart = (logits.log_softmax(-1) - exact.log_softmax(-1)).abs()
+        assert 0 < apart.mean() < 0.1
 
 
 def test_every_layer_is_progress(prepared_model: Prepared, generator: random.Random) -> None:

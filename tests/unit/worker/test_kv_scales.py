@@ -28,6 +28,39 @@ def test_scales_do_not_depend_on_the_size_of_blocks(prepared_model):
     assert torch.equal(torch.frexp(scales).mantissa, torch.full((3, 2, 2), 0.5))
 
 
-def test_a_cpu_keeps_no_keys_of_8_bits(prepared_model):
-    with pytest.raises(ModelError, match="there for GPUs"):
-        load_engine(prepared_model("llama"), replace(SETTINGS, kv_cache_dtype="fp8"), lambda: None)
+def test_every_worker_finds_the_same(prepared_model):
+    """Or it is of another numerics class, where the step that shows them is shorter."""
+    eight_bits = replace(SETTINGS, kv_cache_dtype="fp8", dtype="bfloat16")
+    engines = [
+        load_engine(prepared_model("qwen3"), settings, lambda: None)
+        for settings in (
+            replace(eight_bits, threads=1),
+            replace(eight_bits, threads=2, block_size=16, num_blocks=7),
+            replace(eight_bits, max_num_batched_tokens=1),
+            replace(SETTINGS, dtype="bfloat16"),
+        )
+    ]
+    scales = [engine.decoder.kv_scales for engine in engines[:3]]
+    assert torch.equal(scales[0], scales[1])
+    assert not torch.equal(scales[0], scales[2])
+    numerics = [engine.facts.numerics for engine in engines]
+    assert numerics[0] == numerics[1]
+    assert len(set(numerics)) == 3
+    assert all(engine.facts.exact for engine in engines)
+
+
+def test_a_pool_of_the_same_size_holds_as_many_more_tokens(prepared_model):
+    memory = {"kv_cache_memory": 1 << 20, "swap_space": 1 << 20}
+    settings = replace(SETTINGS, num_blocks=None, dtype="bfloat16", **memory)
+    whole, rounded = (
+        load_engine(prepared_model("qwen3"), each, lambda: None)
+        for each in (settings, replace(settings, kv_cache_dtype="fp8"))
+    )
+    assert rounded.facts.blocks == 2 * whole.facts.blocks
+    assert rounded.facts.host_blocks == 2 * whole.facts.host_blocks
+    assert rounded.pool.nbytes == whole.pool.nbytes
+
+
+def test_a_model_of_transformers_keeps_no_keys_of_8_bits(prepared_model):
+    with pytest.raises(ModelError, match="there for the architectures"):
+        load_engine(prepared_model("phi3"), replace(SETTINGS, kv_cache_dtype="fp8"), lambda: None)
