@@ -11,6 +11,7 @@ An order is `Order`, in msgpack, through a pair of sockets. A follower whose end
 """
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -129,6 +130,18 @@ def _check_shareable(folder: Path, settings: WorkerSettings) -> None:
             f"neurons are no multiples of {GROUP}: leave out --quantization or "
             "--tensor-parallel-size."
         )
+    _check_loopback()
+
+
+def _check_loopback() -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("127.0.0.1", 9))  # which sends nothing
+        except OSError as error:
+            raise ModelError(
+                "The ranks of a worker meet by the loopback interface, which does not work here "
+                f"({error.strerror}): bring it up, or leave out --tensor-parallel-size."
+            ) from error
 
 
 class Follower:

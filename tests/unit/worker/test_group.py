@@ -263,6 +263,20 @@ def test_what_cannot_be_shared_is_refused_before_anything_starts(
         load_group(prepared_model("llama"), settings, lambda: None, lambda *_: None)
 
 
+def test_ranks_that_cannot_meet_are_refused(prepared_model: Prepared) -> None:
+    """In a network namespace of its own, whose loopback interface is down."""
+    alone = ["unshare", "--net"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network namespace can be made here")
+    settings = replace(SETTINGS, model=str(prepared_model("llama")), tensor_parallel_size=2)
+    command = [sys.executable, "-m", "pagefleet_worker", *flags(settings, WorkerSettings)]
+    ended = subprocess.run([*alone, *command], capture_output=True, text=True, check=False)
+    sentence = ended.stderr.splitlines()[-1]
+    assert ended.returncode == 2
+    assert "loopback interface" in sentence
+    assert "Traceback" not in ended.stderr
+
+
 def test_an_adapted_model_is_not_shared(prepared_model: Prepared) -> None:
     settings = replace(SETTINGS, tensor_parallel_size=2)
     with pytest.raises(ModelError, match="computes a gpt2 model, and on one device"):
