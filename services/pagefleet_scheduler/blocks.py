@@ -231,8 +231,8 @@ class BlockPool:
         assert len(self._entries) == len(self._index)
         for block, entry in self._entries.items():
             assert self._index[entry.key.digest] == block
-        assert all(block in self._entries for block in self._cached)
-        assert not any(block in self._entries for block in self._blank)
+        assert self._cached.keys() <= self._entries.keys()
+        assert self._entries.keys().isdisjoint(self._blank)
 
     def _known(self, key: BlockKey, before: History) -> int | None:
         """The identity of a content, if it is indexed."""

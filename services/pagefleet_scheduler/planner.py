@@ -230,6 +230,8 @@ class Planner:
         need one, `prompts` at most for those that need more; `spare` are logits left for drafts.
         """
         able = [(sequence, pending) for sequence in sequences if (pending := sequence.pending) > 0]
+        if not able:
+            return
         budget = self.worker.max_batched_tokens
         counts = [pending for _, pending in able]
         single = counts.count(1)
