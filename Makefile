@@ -10,8 +10,8 @@ CLIENTS := $(VENV)/clients
 SUITES := $(basename $(notdir $(wildcard tests/clients/requirements/*.txt)))
 PORT := 8000
 ARGS :=
-# Two processes, which take files of tests in the order of their names: first the folders that start
-# processes and wait for them, in the end the short files, so that neither waits long for the other.
+# Two processes, which take files of tests and packages of them in the order of their names: in the
+# end the short files, so that neither waits long for the other (tests/distribution.py).
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --max-worker-restart 0 \
     --dist loadfile --no-loadscope-reorder
 

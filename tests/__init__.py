@@ -1,1 +1,3 @@
-"""The tests. A folder that is a package has fixtures that end with its last test."""
+"""The tests. A folder that is a package has fixtures that end with its last test, and one process
+runs all of it (`tests.distribution`).
+"""

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +28,15 @@ settings.load_profile("daily")
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:  # of `nohup` or `&`: children would inherit it,
         signal.signal(number, lambda *_: None)  # but get the default in the place of a handler
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist, which need not be there
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.distribution import PackageScheduling
+
+    return PackageScheduling(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
