@@ -10,6 +10,7 @@ right is worse than one that does not start.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -82,7 +83,7 @@ class LoraAdapter:
         self, config: DecoderConfig, dtype: torch.dtype, device: torch.device
     ) -> Iterator[LayerFactors]:
         """Read the tensors, layer by layer."""
-        sizes = _sizes(config)
+        sizes = module_sizes(config)
         with safe_open(self.tensors, framework="pt") as file:
 
             def factors(layer: int, parts: Sequence[str]) -> Iterator[Factors]:
@@ -192,8 +193,12 @@ def _read_config(folder: Path) -> _Scales:
             re.compile(pattern)
     except (msgspec.ValidationError, re.error) as error:
         raise ModelError(f"{path} is malformed: {error}. Save the adapter again.") from error
-    if min([scales.r, *(scales.rank_pattern or {}).values()]) < 1:
-        raise ModelError(f"{path} is malformed: a rank is at least 1. Save the adapter again.")
+    alphas = [scales.lora_alpha, *(scales.alpha_pattern or {}).values()]
+    if min([scales.r, *(scales.rank_pattern or {}).values()]) < 1 or not all(map(isfinite, alphas)):
+        raise ModelError(
+            f"{path} is malformed: a rank is at least 1, and alpha is finite. Save the adapter "
+            "again."
+        )
     return scales
 
 
@@ -202,7 +207,7 @@ def _modules(
 ) -> dict[tuple[int, str], LoraModule]:
     """What the tensors of a file belong to."""
     names: dict[tuple[int, str], dict[str, str]] = {}
-    sizes = _sizes(config)
+    sizes = module_sizes(config)
     for name, header in found.items():
         layer, part, factor = _place(path, name, config)
         outputs, inputs = sizes[part]
@@ -249,7 +254,7 @@ def _place(path: Path, name: str, config: DecoderConfig) -> tuple[int, str, str]
     return int(match[1]), match[2], match[3]
 
 
-def _sizes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+def module_sizes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
     """Outputs and inputs of every module that can be changed."""
     hidden, inner = config.hidden_size, config.intermediate_size
     return {

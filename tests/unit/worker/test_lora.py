@@ -1,0 +1,379 @@
+"""Rows with LoRA adapters are what transformers makes of a model with the adapter merged into it;
+and the bits of a row depend on its own adapter alone.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pagefleet.manifest import Adapter, Manifest
+from pagefleet.params import SamplingParams
+from pagefleet.settings import WorkerSettings
+from pagefleet.wire import unpack_floats
+from pagefleet_kernels.dispatch import select
+from pagefleet_worker.config import DecoderConfig, load_config
+from pagefleet_worker.decoder import Decoder
+from pagefleet_worker.engine import TorchEngine
+from pagefleet_worker.interface import PlanError
+from pagefleet_worker.loading import load_engine
+from pagefleet_worker.lora import CONFIG_FILE, TENSORS_FILE, read_adapter
+from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.model_loading import Means, load_model
+from pagefleet_worker.prepare import prepare
+from pagefleet_worker.ranks import Ranks
+from pagefleet_worker.shares import Share
+from tests.driver import Driver, Stream
+from tests.gpu_twin import Recorder, as_on_gpu
+from tests.lora import KINDS, make_adapter, with_adapters
+from tests.models import VOCAB_SIZE
+
+SETTINGS = WorkerSettings(num_blocks=100, max_num_seqs=32, device="cpu", dtype="float32")
+TOKENS = 6
+CPU = torch.device("cpu")
+NAME = "base_model.model.model.layers.{}.{}.lora_{}.weight"
+
+Prepared = Callable[[str], Path]
+
+COMPUTED = pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8")],
+)
+
+
+@dataclass
+class Adapted:
+    """A model with adapters, the same without, and transformers' models of each."""
+
+    folder: Path
+    plain: Path
+    oracles: list[torch.nn.Module]
+
+    def engine(self, **changes: Any) -> TorchEngine:
+        return load_engine(self.folder, replace(SETTINGS, **changes), lambda: None)
+
+
+@pytest.fixture(scope="module")
+def adapted(
+    tmp_path_factory: pytest.TempPathFactory, small_model: Prepared, prepared_model: Prepared
+) -> Callable[[str], Adapted]:
+    made: dict[str, Adapted] = {}
+
+    def model(name: str) -> Adapted:
+        if name not in made:
+            folder, oracles = with_adapters(small_model(name), tmp_path_factory.mktemp(name))
+            made[name] = Adapted(folder, prepared_model(name), oracles)
+        return made[name]
+
+    return model
+
+
+@pytest.fixture
+def generator() -> random.Random:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture(autouse=True)
+def memory_that_nobody_wrote_is_poison() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)  # fills what is empty with NaN
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def asked(generator: random.Random, count: int = 8) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts, of which each adapter and the base model have some."""
+    prompts = [
+        [generator.randrange(VOCAB_SIZE) for _ in range(generator.randint(1, 60))]
+        for _ in range(count)
+    ]
+    params = [
+        SamplingParams(
+            max_tokens=TOKENS,
+            seed=0,
+            temperature=0,
+            logprobs=0,
+            prompt_logprobs=0 if index % 3 else None,
+            adapter=index % (len(KINDS) + 1),
+        )
+        for index in range(count)
+    ]
+    order = generator.sample(range(count), count)
+    return prompts, [params[index] for index in order]
+
+
+def seen(stream: Stream) -> tuple[object, ...]:
+    prompt = [float(each) for _, part in stream.prompt_logprobs for each in _chosen(part)]
+    return stream.output, stream.logprobs, prompt, stream.errors
+
+
+def _chosen(logprobs: Any) -> list[float]:
+    return unpack_floats(logprobs.chosen).tolist()
+
+
+@torch.inference_mode()
+def errors(stream: Stream, oracle: torch.nn.Module) -> list[float]:
+    """How far the logprobs of the output, and of the prompt where asked for, are off."""
+    tokens = torch.tensor([stream.prompt + stream.output])
+    logprobs = oracle(tokens).logits[0].log_softmax(-1)
+    expected = logprobs[:-1].gather(1, tokens[0, 1:, None])[:, 0]
+    found = [value for each in stream.logprobs for value in _chosen(each)]
+    if stream.params.prompt_logprobs is None:
+        expected = expected[len(stream.prompt) - 1 :]
+    else:
+        found = [v for _, part in stream.prompt_logprobs for v in _chosen(part)] + found
+    return (torch.tensor(found) - expected).abs().tolist()
+
+
+@torch.inference_mode()
+def check_greedy(stream: Stream, oracle: torch.nn.Module) -> None:
+    logits = oracle(torch.tensor([stream.prompt + stream.output])).logits[0]
+    scores = logits[len(stream.prompt) - 1 : -1]
+    chosen = scores.gather(1, torch.tensor(stream.output)[:, None])[:, 0]
+    assert (chosen >= scores.amax(1) - 1e-4).all()
+
+
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3"])
+def test_streams_are_those_of_merged_models(
+    name: str, adapted: Callable[[str], Adapted], generator: random.Random
+) -> None:
+    model = adapted(name)
+    engine = model.engine()
+    prompts, params = asked(generator)
+    for chunk, lookahead in ((7, True), (1000, False)):
+        for stream in Driver(engine, chunk=chunk, lookahead=lookahead).run(prompts, params):
+            oracle = model.oracles[stream.params.adapter]
+            check_greedy(stream, oracle)
+            assert max(errors(stream, oracle)) < 1e-4
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("float32", "int8")])
+def test_rounded_numbers_are_near_those_of_merged_models(
+    dtype: str, quantization: str, adapted: Callable[[str], Adapted], generator: random.Random
+) -> None:
+    """And as near as the base model is to itself."""
+    model = adapted("qwen3")
+    engine = model.engine(dtype=dtype, quantization=quantization)
+    streams = Driver(engine).run(*asked(generator, 24))
+    of_base: list[float] = []
+    of_adapters: list[float] = []
+    for stream in streams:
+        number = stream.params.adapter
+        (of_adapters if number else of_base).extend(errors(stream, model.oracles[number]))
+
+    def typical(found: list[float]) -> float:
+        return float(torch.tensor(found).square().mean().sqrt())
+
+    assert 1e-4 < typical(of_base) < 0.1
+    assert typical(of_adapters) < 3 * typical(of_base)
+
+
+@COMPUTED
+def test_bits_do_not_depend_on_the_company(
+    dtype: str, quantization: str, adapted: Callable[[str], Adapted], generator: random.Random
+) -> None:
+    model = adapted("qwen3")
+    engine = model.engine(dtype=dtype, quantization=quantization)
+    assert engine.facts.exact
+    prompts, params = asked(generator)
+    together = [seen(stream) for stream in Driver(engine, chunk=9).run(prompts, params)]
+    alone = [
+        seen(Driver(engine).run([prompt], [each])[0])
+        for prompt, each in zip(prompts, params, strict=True)
+    ]
+    assert together == alone
+    assert isinstance(engine.decoder, Decoder)
+    with patch.object(engine.decoder, "hidden", engine.decoder.hidden_by_layer):
+        by_layer = [seen(stream) for stream in Driver(engine, chunk=20).run(prompts, params)]
+    assert together == by_layer
+    on_gpu = as_on_gpu(engine, [1, 4, 16], Recorder())
+    replayed = Driver(on_gpu, chunk=20, lookahead=True).run(prompts, params)
+    assert together == [seen(stream) for stream in replayed]
+
+
+@COMPUTED
+def test_the_base_model_has_the_bits_that_it_has_without_adapters(
+    dtype: str, quantization: str, adapted: Callable[[str], Adapted], generator: random.Random
+) -> None:
+    model, changes = adapted("qwen3"), {"dtype": dtype, "quantization": quantization}
+    plain = load_engine(model.plain, replace(SETTINGS, **changes), lambda: None)
+    prompts, params = asked(generator)
+    expected = [
+        seen(Driver(plain).run([prompt], [each])[0])
+        for prompt, each in zip(prompts, params, strict=True)
+        if not each.adapter
+    ]
+    streams = Driver(model.engine(**changes), chunk=11).run(prompts, params)
+    assert [seen(stream) for stream in streams if not stream.params.adapter] == expected
+
+
+def test_an_adapter_has_the_same_bits_whatever_others_are_loaded(
+    tmp_path: Path, small_model: Prepared, generator: random.Random
+) -> None:
+    model = small_model("llama")
+    for kind in KINDS:
+        make_adapter(kind, model, tmp_path / kind)
+    prompt = [generator.randrange(VOCAB_SIZE) for _ in range(30)]
+    params = SamplingParams(max_tokens=TOKENS, seed=0, temperature=0, logprobs=0, adapter=1)
+    found = []
+    for kinds in (["odd"], ["odd", "all", "few"]):
+        adapters = {kind: str(tmp_path / kind) for kind in kinds}
+        engine = load_engine(prepare(str(model), tmp_path, adapters=adapters), SETTINGS, _nothing)
+        found.append(seen(Driver(engine).run([prompt], [params])[0]))
+    assert found[0] == found[1]
+
+
+def _nothing() -> None: ...
+
+
+def test_drafts_and_forks_keep_their_adapter(
+    adapted: Callable[[str], Adapted], generator: random.Random
+) -> None:
+    engine = adapted("llama-biases").engine()
+    prompt = [generator.randrange(VOCAB_SIZE) for _ in range(30)]
+    params = SamplingParams(max_tokens=TOKENS, seed=3, logprobs=0, adapter=2)
+    (expected,) = Driver(engine).run([prompt], [params])
+    driver = Driver(as_on_gpu(engine, [1, 8], Recorder()))
+    stream = driver.open(prompt, params)
+    driver.step([stream]).land()
+    twin = driver.fork(stream, 0, stream.output[0])
+    twin.output, twin.asked = expected.output[:-1], TOKENS - 1
+    flight = driver.step([twin], logits=TOKENS - 1)
+    twin.output = expected.output[:1]
+    flight.land()
+    assert twin.output == expected.output
+
+
+def test_an_adapter_that_is_not_there(adapted: Callable[[str], Adapted]) -> None:
+    engine = adapted("llama-biases").engine()
+    params = SamplingParams(max_tokens=1, seed=0, adapter=len(KINDS) + 1)
+    with pytest.raises(PlanError, match="no adapter 4"):
+        Driver(engine).run([[1]], [params])
+
+
+def test_models_that_transformers_computes_have_none(
+    tmp_path: Path, prepared_model: Prepared
+) -> None:
+    manifest = Manifest.load(prepared_model("gpt2"))
+    manifest = msgspec.structs.replace(manifest, adapters=(Adapter("a", str(tmp_path)),))
+    means = Means(CPU, select(CPU), 10, _nothing)
+    with pytest.raises(ModelError, match=r"not for gpt2: leave out --lora-modules"):
+        load_model(tmp_path, manifest, SETTINGS, means)
+
+
+def test_devices_that_share_a_model_have_none(adapted: Callable[[str], Adapted]) -> None:
+    folder = adapted("llama-biases").folder
+    means = Means(CPU, select(CPU), 10, _nothing, Ranks(Share(0, 2), in_order=True))
+    with pytest.raises(ModelError, match="leave out --lora-modules or --tensor-parallel-size"):
+        load_model(folder, Manifest.load(folder), SETTINGS, means)
+
+
+@pytest.fixture
+def saved(tmp_path: Path, small_model: Prepared) -> Path:
+    """An adapter that can be read, to be spoiled."""
+    make_adapter("odd", small_model("llama"), tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def config(prepared_model: Prepared) -> DecoderConfig:
+    return load_config(prepared_model("llama"))
+
+
+def test_what_an_adapter_holds(saved: Path, config: DecoderConfig) -> None:
+    adapter = read_adapter(saved, config)
+    assert len(adapter.modules) == 9
+    assert adapter.modules[0, "self_attn.q_proj"].scale == pytest.approx(7 / 3**0.5)
+    assert adapter.modules[1, "mlp.up_proj"].scale == pytest.approx(4 / 20**0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_adapters_of_16_bits(dtype: torch.dtype, saved: Path, config: DecoderConfig) -> None:
+    tensors = {name: each.to(dtype) for name, each in load_file(saved / TENSORS_FILE).items()}
+    save_file(tensors, saved / TENSORS_FILE)
+    changes = list(read_adapter(saved, config).layers(config, torch.float32, CPU))
+    (query, value) = changes[2]["qkv"]
+    assert torch.equal(query.down, tensors[NAME.format(2, "self_attn.q_proj", "A")].float())
+    assert (value.first, value.rank, value.up.shape) == (64 + 32, 5, (32, 5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"peft_type": "IA3"}, "of the type 'IA3'; only LORA is"),
+        ({"peft_type": None}, "of the type None"),
+        ({"use_dora": True}, "asks for use_dora: True, which is not served"),
+        ({"bias": "all"}, "asks for bias: 'all'"),
+        ({"modules_to_save": ["lm_head"]}, r"asks for modules_to_save: \['lm_head'\]"),
+        ({"init_lora_weights": "pissa"}, "asks for init_lora_weights: 'pissa'"),
+        ({"alora_invocation_tokens": [1], "lora_bias": True}, "lora_bias: True, alora_invoc"),
+        ({"r": "8"}, "malformed: Expected `int`, got `str` - at `\\$.r`"),
+        ({"r": 0}, "a rank is at least 1"),
+        ({"lora_alpha": float("nan")}, "malformed"),
+        ({"alpha_pattern": {"(": 1}}, "malformed"),
+        ({"r": 4}, r"is F32 \[3, 64\], but the model and the adapter's config say \[4, 64\]"),
+    ],
+)
+def test_configs_that_are_not_served(
+    changes: dict[str, Any], reason: str, saved: Path, config: DecoderConfig
+) -> None:
+    values = json.loads((saved / CONFIG_FILE).read_text())
+    (saved / CONFIG_FILE).write_text(json.dumps(values | changes))
+    with pytest.raises(ModelError, match=reason):
+        read_adapter(saved, config)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "reason"),
+    [
+        (NAME.format(3, "mlp.up_proj", "A"), (3, 64), "the last of its 3 is 2. The adapter is for"),
+        (NAME.format(0, "mlp.up_proj", "B"), (95, 3), r"\[95, 3\], but .* say \[96, 3\]"),
+        (
+            NAME.format(0, "mlp.down_proj", "A"),
+            (3, 96),
+            "only one of lora_A and lora_B of layers.0",
+        ),
+        (NAME.format(0, "mlp.experts.0.up_proj", "A"), (3, 64), "is not served: of LoRA only"),
+        ("base_model.model.lm_head.lora_A.weight", (3, 64), "is not served: of LoRA only A and B"),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", (3, 272), "is not served"),
+        ("base_model.model.lm_head.weight", (272, 64), "is not served"),
+        ("base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector", (96,), "not served"),
+    ],
+)
+def test_tensors_that_are_not_served(
+    name: str, shape: tuple[int, ...], reason: str, saved: Path, config: DecoderConfig
+) -> None:
+    save_file(load_file(saved / TENSORS_FILE) | {name: torch.ones(shape)}, saved / TENSORS_FILE)
+    with pytest.raises(ModelError, match=reason):
+        read_adapter(saved, config)
+
+
+def test_files_that_are_not_there(saved: Path, config: DecoderConfig) -> None:
+    (saved / TENSORS_FILE).write_bytes(b"nothing")
+    with pytest.raises(ModelError, match="is no safetensors file"):
+        read_adapter(saved, config)
+    save_file({}, saved / TENSORS_FILE)
+    with pytest.raises(ModelError, match="holds no tensor"):
+        read_adapter(saved, config)
+    (saved / TENSORS_FILE).rename(saved / "adapter_model.bin")
+    with pytest.raises(ModelError, match=r"lacks adapter_model.safetensors. .* are never read"):
+        read_adapter(saved, config)
+    (saved / CONFIG_FILE).unlink()
+    with pytest.raises(ModelError, match=r"lacks adapter_config.json: it is no adapter in PEFT's"):
+        read_adapter(saved, config)
+
+
+def test_tensors_of_numbers_that_are_not_read(saved: Path, config: DecoderConfig) -> None:
+    tensors = {name: each.to(torch.int8) for name, each in load_file(saved / TENSORS_FILE).items()}
+    save_file(tensors, saved / TENSORS_FILE)
+    with pytest.raises(ModelError, match=r"is I8 .* in F32 or F16 or BF16"):
+        read_adapter(saved, config)
