@@ -61,8 +61,8 @@ class Chaos:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._echo = options.engine == "echo"
-        self._model = ECHO_MODEL if self._echo else DEFAULT_MODEL
-        self._questioner = Questioner(prepare(self._model, default_cache()), options.seed)
+        self._model = _model(self._echo, default_cache())
+        self._questioner = Questioner(self._model, options.seed)
         self._answers: list[Answer] = []
         self._resumed = self._reconnects = 0
 
@@ -158,6 +158,14 @@ class Chaos:
             self._reconnects += not answer.last_id
             answer = await ask(served.server, question, begun=answer)
         return answer
+
+
+def _model(echo: bool, cache: Path) -> Path:
+    """Prepared; the echo model with two LoRA adapters, which any folders will do for."""
+    if not echo:
+        return prepare(DEFAULT_MODEL, cache)
+    cache.mkdir(parents=True, exist_ok=True)
+    return prepare(ECHO_MODEL, cache, adapters={"one": str(cache), "two": str(cache)})
 
 
 def _lost_its_gateway(answer: Answer) -> bool:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from benchmarks.drill.processes import children, is_alive
+from benchmarks.drill.questions import Questioner
 from benchmarks.loadgen.recording import Server
 from tests.faults.cell import wait_until
 from tests.faults.conftest import Load, assert_exact, once, rehearse
@@ -91,8 +92,8 @@ def test_who_stops_for_less_than_the_limit_is_left_alone(served, questions, name
 
 
 @pytest.mark.slow
-def test_a_real_model_is_served_on_while_all_processes_are_replaced(tmp_path, smollm2, questions):
-    load = Load(questions, prompt=20, tokens=24)
+def test_a_real_model_is_served_on_while_all_processes_are_replaced(tmp_path, smollm2):
+    load = Load(Questioner(smollm2, 1), prompt=20, tokens=24)
     with pagefleet_serve(tmp_path, f"--model={smollm2}", "--check") as serving:
         served = SimpleNamespace(servers=[Server.at(serving.url)])
         rehearse(served, load)

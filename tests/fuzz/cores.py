@@ -252,7 +252,12 @@ def random_submit(draw: random.Random) -> wire.Submit:
             {"guide": Guide('start: "a" | "b" start'), "eos_token_ids": (3,)},
         )
     )
-    params = SamplingParams(max_tokens=draw.randint(1, 12), seed=draw.randrange(2**64), **form)
+    params = SamplingParams(
+        max_tokens=draw.randint(1, 12),
+        seed=draw.randrange(2**64),
+        adapter=draw.choice((0, 0, 1)),
+        **form,
+    )
     prompt = draw.choices(range(20), k=draw.randint(1, 40))
     return wire.Submit(
         UUID(int=draw.getrandbits(128)).hex,

@@ -54,7 +54,7 @@ _THOUGHT = {
 }
 
 PLAUSIBLE: dict[str, tuple[Any, ...]] = {
-    "model": ("echo", "echo", None, "gpt-0"),
+    "model": ("echo", "sql", None, "gpt-0"),
     "max_tokens": (0, 1, 2, 8, 20),
     "max_completion_tokens": (1, 2, 8),
     "min_tokens": (0, 1, 3),

@@ -84,7 +84,8 @@ class EchoCell:
 @contextlib.contextmanager
 def fuzzed_cell(folder):
     """A cell whose sockets and log lie in `folder`."""
-    questions = Questioner(prepare("echo", folder), random.randrange(2**32))
+    model = prepare("echo", folder, adapters={"sql": str(folder)})
+    questions = Questioner(model, random.randrange(2**32))
     ends = [f"--{side}-endpoint=ipc://{folder}/{side}" for side in SIDES]
-    with pagefleet_serve(folder, "--model=echo", "--engine=echo", *ends, *_OPTIONS) as serving:
+    with pagefleet_serve(folder, f"--model={model}", "--engine=echo", *ends, *_OPTIONS) as serving:
         yield EchoCell(serving, questions, folder)

@@ -92,9 +92,10 @@ def some_body(draw: random.Random, number: int) -> Json:
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """Echoes, as a model that thinks and calls tools."""
+    """Echoes, as a model that thinks and calls tools, and has a LoRA adapter."""
     options = ["--tool-call-parser=hermes", "--reasoning-parser=deepseek_r1", "--check"]
     folder = tmp_path_factory.mktemp("thinker")
+    options.append(f"--lora-modules=sql={folder}")
     with pagefleet_serve(folder, "--model=echo", "--engine=echo", *options) as serving:
         yield serving
 
@@ -123,7 +124,8 @@ async def compare(client: httpx.AsyncClient, body: Json) -> bool:
 def test_streamed_and_whole_answers_are_the_same_in_every_field(thinker: Serving) -> None:
     draw = random.Random(seed := random.randrange(2**32))
     print("seed", seed)
-    bodies = [some_body(draw, number) for number in range(REQUESTS)]
+    names = draw.choices(["echo", "sql"], k=REQUESTS)
+    bodies = [some_body(draw, number) | {"model": name} for number, name in enumerate(names)]
 
     async def run() -> int:
         turns = asyncio.Semaphore(AT_ONCE)
