@@ -1,7 +1,9 @@
-"""LoRA adapters over HTTP, as models of their own."""
+"""LoRA adapters over HTTP, as models of their own: of the echo model, and of one with weights."""
 
+import asyncio
 import json
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from pagefleet.params import SamplingParams
 from pagefleet_gateway.tenants import prefix_salt
 from pagefleet_worker.echo_decoder import EchoDecoder, echo_tokens
 from pagefleet_worker.prepare import prepare
+from tests.lora import make_adapter, merged
+from tests.models import VOCAB_SIZE
+from tests.system.oracle import Oracle
 from tests.system.serving import Serving, pagefleet_serve
 
 NAMES = ("echo", "sql", "poet")
@@ -153,3 +158,48 @@ def test_one_that_cannot_be_served_stops_the_start(tmp_path: Path) -> None:
         pagefleet_serve(tmp_path, *options),
     ):
         pass
+
+
+@pytest.mark.slow
+def test_equal_to_transformers_with_merged_weights(
+    small_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Greedy answers to prompts that begin alike, with two adapters and without, all at once."""
+    model, seed = small_model("llama"), random.randrange(2**32)
+    print("seed", seed)
+    draw, folders, oracles = random.Random(seed), {}, [Oracle(model)]
+    for kind in ("all", "odd"):
+        folders[kind] = tmp_path / kind
+        change = make_adapter(kind, model, folders[kind], seed)
+        merged(model, change).save_pretrained(tmp_path / f"merged-{kind}")
+        oracles.append(Oracle(tmp_path / f"merged-{kind}"))
+    common = draw.choices(range(VOCAB_SIZE), k=40)
+    prompts = [
+        common[: draw.randint(0, 40)] + draw.choices(range(VOCAB_SIZE), k=draw.randint(1, 9))
+        for _ in range(8)
+    ]
+
+    async def answers(serving: Serving) -> list[list[Any]]:
+        async def ask(name: str | None, prompt: list[int]) -> Any:
+            body = {"model": name, "prompt": prompt, "max_tokens": 16, "temperature": 0}
+            body |= {"logprobs": 0, "return_token_ids": True}
+            return (await client.post("/v1/completions", json=body)).json()["choices"][0]
+
+        async with httpx.AsyncClient(base_url=serving.url, timeout=300) as client:
+            asked = [[ask(name, prompt) for prompt in prompts] for name in (None, *folders)]
+            return await asyncio.gather(*(asyncio.gather(*each) for each in asked))
+
+    modules = ",".join(f"{name}={folder}" for name, folder in folders.items())
+    options = (f"--model={model}", "--dtype=float32", "--check", f"--lora-modules={modules}")
+    with pagefleet_serve(tmp_path, *options) as serving:
+        served = asyncio.run(answers(serving))
+    compared, told = 0, []
+    for oracle, choices in zip(oracles, served, strict=True):
+        expected = oracle.greedy(prompts, 16)
+        told.append([greedy.tokens for greedy in expected])
+        compared += sum(
+            greedy.compare_chosen(choice["token_ids"], choice["logprobs"]["token_logprobs"])
+            for greedy, choice in zip(expected, choices, strict=True)
+        )
+    assert compared >= 0.75 * sum(len(tokens) for each in told for tokens in each)
+    assert told[0] != told[1] != told[2] != told[0]
