@@ -17,6 +17,8 @@ from tests.faults.proxy import Action
 STEP_SECONDS = 0.01
 CHUNK = 32
 """Tokens that one step may hold, so that a prompt takes several."""
+BLOCKS = 512
+"""Of a worker: the scheduler looks at all of them at every step."""
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +33,10 @@ def shared_cell(tmp_path_factory, echo_folder):
         tmp_path_factory.mktemp("cell"),
         echo_folder,
         gateways=2,
-        worker=[f"--step-seconds={STEP_SECONDS}", f"--max-num-batched-tokens={CHUNK}"],
+        worker=[
+            *(f"--step-seconds={STEP_SECONDS}", f"--max-num-batched-tokens={CHUNK}"),
+            f"--num-blocks={BLOCKS}",
+        ],
         seed=random.randrange(2**32),
     )
     with cell.running():
