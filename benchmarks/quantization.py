@@ -3,9 +3,9 @@
     python benchmarks/quantization.py [--model M] [--text README.md] [--tokens 512]
 
 A text is read once by each variant, in steps of a worker's size. At every position the distribution
-over the vocabulary is compared with that of float32: the Kullback-Leibler divergence in nats, how
-much the logprob of the token that follows differs, and whether the most likely token is the same.
-Perplexity is that of the text.
+over the vocabulary is compared with that of the same weights in float32: the Kullback-Leibler
+divergence in nats, how much the logprob of the token that follows differs, and whether the most
+likely token is the same. Perplexity is that of the text.
 """
 
 import argparse
@@ -17,22 +17,13 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from pagefleet.manifest import TOKENIZER_FILE
+from pagefleet.manifest import TOKENIZER_FILE, Manifest
 from pagefleet.params import SamplingParams
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import DEFAULT_MODEL, WorkerSettings
 from pagefleet_worker.batch import Batch
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.slots import Row, Slot
-
-VARIANTS = [
-    ("float32", "int8"),
-    ("float32", "gguf"),
-    ("bfloat16", "none"),
-    ("bfloat16", "int8"),
-    ("bfloat16", "gguf"),
-]
-"""(dtype, quantization)"""
 
 
 @torch.inference_mode()
@@ -72,8 +63,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512, help="of the text's beginning")
     options = parser.parse_args()
     blocks = -(-options.tokens // 16)
-    plain = WorkerSettings(model=options.model, device="cpu", dtype="float32", num_blocks=blocks)
+    plain = WorkerSettings(
+        model=options.model, device="cpu", dtype="float32", quantization="none", num_blocks=blocks
+    )
     folder = prepared_folder(plain)
+    own = "gguf" if Manifest.load(folder).weights.kind == "gguf" else "auto"
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
     tokens = tokenizer.encode(options.text.read_text()).ids[: options.tokens + 1]
     given, following = tokens[:-1], torch.tensor(tokens[1:]).unsqueeze(1)
@@ -81,7 +75,8 @@ def main() -> None:
     columns = ("KL mean", "max", "logprob mean", "max", "same choice", "perplexity")
     print(f"{len(given)} positions; dtype, quantization: {', '.join(columns)}")
     print("float32 none: ", *drift(exact, exact, following))
-    for dtype, quantization in VARIANTS:
+    variants = [(dtype, way) for dtype in ("float32", "bfloat16") for way in ("none", "int8", own)]
+    for dtype, quantization in variants[1:]:
         settings = replace(plain, dtype=dtype, quantization=quantization)
         found = logprobs(folder, settings, given)
         print(f"{dtype} {quantization}: ", *drift(exact, found, following), flush=True)

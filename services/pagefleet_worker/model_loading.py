@@ -96,7 +96,8 @@ def _load_decoder(
 
     own = ranks.share.of(config)
     dtype = choose_dtype(settings.dtype, config, device)
-    quantization = choose_quantization(settings.quantization, manifest.weights.kind)
+    able = device.type != "cpu" or dtype is not torch.float16
+    quantization = choose_quantization(settings.quantization, manifest.weights.kind, able=able)
     files, share = manifest.weights, ranks.share
     weights = load_weights(files, config, dtype, device, advance, quantization, share)
     loras = [read_adapter(Path(each.folder), config) for each in manifest.adapters]
@@ -155,18 +156,23 @@ def choose_dtype(name: str, config: ModelShape, device: torch.device) -> torch.d
     return torch.float16 if config.dtype == "float16" else torch.bfloat16
 
 
-def choose_quantization(name: str, kind: str) -> Quantization:
-    """What the settings say of matrices from files of this kind.
+def choose_quantization(name: str, kind: str, *, able: bool = True) -> Quantization:
+    """What the settings say of matrices from files of this kind; `able`: whether the kernels
+    multiply quantized ones in the model's dtype.
 
     By default matrices are computed with as a quantized checkpoint has them. Those of a .gguf file
     are widened, which loses nothing of any of their kinds; the kernels take some of these as they
     are, with activations that a CPU rounds to eight bits.
 
     Raises:
-        ModelError: it is for other files.
+        ModelError: it is for other files, or the kernels are not able.
     """
     if name == "auto":
-        return OWN if kind == "safetensors" else PLAIN
+        return OWN if kind == "safetensors" and able else PLAIN
     if name == "gguf" and kind != "gguf":
         raise ModelError("--quantization gguf takes a .gguf file; try --quantization int8.")
+    if name != "none" and not able:
+        raise ModelError(
+            f"A CPU has no products for --quantization {name} with --dtype float16; try bfloat16."
+        )
     return {"none": PLAIN, "int8": INT8, "gguf": OWN_OR_INT8}[name]

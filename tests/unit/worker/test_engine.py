@@ -342,6 +342,12 @@ def test_quantization_that_the_files_do_not_have(prepared_model: Prepared) -> No
         load_engine(prepared_model("llama"), replace(SETTINGS, quantization="gguf"), lambda: None)
 
 
+def test_quantization_in_a_type_that_a_cpu_does_not_multiply(prepared_model: Prepared) -> None:
+    half = replace(SETTINGS, quantization="int8", dtype="float16")
+    with pytest.raises(ModelError, match="no products for --quantization int8 with --dtype float1"):
+        load_engine(prepared_model("llama"), half, lambda: None)
+
+
 def test_blocks_that_the_kernels_cannot_use(prepared_model: Prepared) -> None:
     with pytest.raises(ModelError, match=r"--block-size 24 .* need a multiple of 16"):
         load_engine(prepared_model("llama"), replace(SETTINGS, block_size=24), lambda: None)

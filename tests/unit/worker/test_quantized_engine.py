@@ -120,3 +120,5 @@ def test_a_config_in_a_file_of_its_own(
     (tmp_path / "model" / file).write_text(json.dumps(config))
     folder = prepare(str(tmp_path / "model"), tmp_path / "cache")
     assert "own-4" in served(folder).facts.numerics
+    widened = served(folder, dtype="float16").facts.numerics
+    assert "float16 block-" in widened  # a CPU has no such products
