@@ -31,6 +31,13 @@ MAX_KEPT: Final = 1 << 22
 """Tokens and logprobs that an answer in one body may have: a gateway keeps them to its end, and
 needs up to 0.4 KB for each when it writes them."""
 
+MAX_AHEAD: Final = 1 << 15
+"""Tokens of all choices of a stream that are generated ahead of a client that does not read, unless
+16 of each are more; with 20 logprobs a gateway needs 0.65 KB for each."""
+
+STREAM_WINDOW: Final = 256
+"""Such tokens of one choice."""
+
 MAX_REPEATED_BYTES: Final = 32 * 2**20
 """Of parameters and a prediction, which the scheduler is told with each prompt of a body."""
 
@@ -73,8 +80,19 @@ def check_echo(echo: Sequence[str], choices: int) -> None:
 
 
 def most_tokens(body: GenerationBody, answers: int, logprobs: int | None) -> float:
-    """Of each of so many choices that all come in one body, with so many logprobs."""
-    return math.inf if body.stream else MAX_KEPT // (answers * (1 + (logprobs or 0)))
+    """Of each of so many choices that all come in one body, or beams at once in a stream, with so
+    many logprobs.
+    """
+    if body.stream and not getattr(body, "use_beam_search", None):
+        return math.inf
+    return MAX_KEPT // (answers * (1 + (logprobs or 0)))
+
+
+def window(body: GenerationBody, params: SamplingParams, answers: int) -> int:
+    """Tokens of each of so many choices that may be ahead of a client (`Submit.window`)."""
+    if not body.stream or params.beam_width:
+        return 0
+    return min(STREAM_WINDOW, max(MAX_AHEAD // answers, 16))
 
 
 def _check_answers(body: GenerationBody, prompts: int, choices: int) -> None:
@@ -111,9 +129,10 @@ def _check_prompt_logprobs(body: GenerationBody, params: SamplingParams, tokens:
 def _check_kept(body: GenerationBody, params: SamplingParams, answers: int) -> None:
     most = most_tokens(body, answers, params.logprobs)
     if params.max_tokens > most:
+        mend = "ask less" if body.stream else "set stream, or ask less"
         raise bad_request(
             f"{answers} choices of {params.max_tokens} tokens, with their logprobs, are too much "
-            f"for one body, which may have {int(most)} tokens of each; set stream, or ask less.",
+            f"for one body, which may have {int(most)} tokens of each; {mend}.",
             "max_tokens" if params.logprobs is None else "logprobs",
         )
 

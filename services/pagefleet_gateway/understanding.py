@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import ChoiceState, Submit, pack_ints
-from pagefleet_gateway.bounds import check_bounds, check_echo, most_tokens
+from pagefleet_gateway.bounds import check_bounds, check_echo, most_tokens, window
 from pagefleet_gateway.errors import bad_request
 from pagefleet_gateway.generation import Generation, Limits
 from pagefleet_gateway.grammars import Structure
@@ -36,8 +36,6 @@ from pagefleet_gateway.tenants import prefix_salt
 from pagefleet_gateway.tools import ToolUse, tool_use
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
-STREAM_WINDOW: Final = 256
-"""Tokens of a choice that are generated ahead of a client that does not read."""
 
 ANSWER_SHARE: Final = 4
 """One part in so many of the context is kept for an answer for which turns may be dropped."""
@@ -251,6 +249,7 @@ def submits_of(
     salt = prefix_salt(tenant.digest, body.cache_salt, params.adapter)
     prediction = pack_ints(predicted(body, model))
     check_bounds(body, prompts, params, choices, prediction)
+    ahead = window(body, params, len(prompts) * choices)
     return [
         Submit(
             request=request_id(run, number),
@@ -261,7 +260,7 @@ def submits_of(
             priority=body.priority or 0,
             salt=salt,
             left=body.timeout,
-            window=STREAM_WINDOW if body.stream and not params.beam_width else 0,
+            window=ahead,
             tenant=tenant.name,
             weight=tenant.weight,
             prediction=prediction,

@@ -83,6 +83,23 @@ def test_an_answer_in_one_body_is_bounded_and_a_stream_is_not(
     assert refusal(**many).param == field
 
 
+def test_beams_come_at_once_in_a_stream_too() -> None:
+    many = {"prompt": ["a"] * 800, "max_tokens": 4000, "use_beam_search": True, "stream": True}
+    completion(**many | {"max_tokens": 800, "logprobs": 3})
+    assert refusal(**many, logprobs=3).message.endswith("tokens of each; ask less.")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "n", "ahead"), [(1, 1, 256), (1, 16, 256), (64, 4, 128), (128, 16, 16)]
+)
+def test_all_choices_of_a_stream_are_so_far_ahead_together(
+    prompts: int, n: int, ahead: int
+) -> None:
+    """2,048 of them, each 256 tokens ahead, took 340 MB of a gateway for a client that slept."""
+    asked = completion(prompt=["a"] * prompts, n=n, stream=True, max_tokens=400)
+    assert {submit.window for submit in asked.submits} == {ahead}
+
+
 def test_an_answer_whose_length_nobody_asked_for_is_as_long_as_one_body_may_be() -> None:
     chat = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 20}
     for fields, most in (({"n": 16}, MAX_KEPT // (16 * 21)), ({"n": 16, "stream": True}, 131_000)):
