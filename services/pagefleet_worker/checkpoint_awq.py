@@ -6,7 +6,7 @@ Of a layer with [inputs, outputs] there are
     qzeros   int32 [groups, outputs / 8]
     scales   float16 [groups, outputs]
 
-and the nibbles of a word, from the lowest, belong to its outputs 0, 2, 4, 6, 1, 3, 5, 7.
+and the nibbles of a word, from the lowest, belong to its even outputs, then to its odd ones.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,6 @@ from pagefleet_worker.stored_matrix import Grouped, check_bits, converted, unpac
 _INTS = (torch.int32,)
 _BITS = 4
 _PER_WORD = 32 // _BITS
-_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word each of its outputs is."""
 
 
 class _Config(msgspec.Struct, frozen=True):
@@ -72,5 +70,5 @@ class Awq:
 
 def _in_order(words: Tensor) -> Tensor:
     """[rows, words] -> uint8 [rows, outputs]"""
-    nibbles = unpacked(words, _BITS)
-    return nibbles.view(len(words), -1, _PER_WORD)[..., list(_NIBBLES)].flatten(1)
+    halves = unpacked(words, _BITS).view(len(words), -1, 2, _PER_WORD // 2)
+    return halves.transpose(2, 3).flatten(1)

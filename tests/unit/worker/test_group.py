@@ -21,7 +21,7 @@ from benchmarks.drill.processes import is_alive
 from pagefleet.manifest import CONFIG_FILE
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings, flags
-from pagefleet.wire import Plan
+from pagefleet.wire import Plan, unpack_floats
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.follower import follow
 from pagefleet_worker.group import (
@@ -39,7 +39,8 @@ from pagefleet_worker.pending import Pending
 from pagefleet_worker.prepare import prepare
 from pagefleet_worker.ranks import ALONE
 from pagefleet_worker.shares import Share
-from tests.driver import Driver
+from tests.checkpoints import CHECKPOINTS, write_checkpoint
+from tests.driver import Driver, Stream
 from tests.gpu_twin import as_on_gpu
 from tests.models import make_model
 from tests.processes import killed_in_the_end
@@ -107,6 +108,35 @@ def test_greedy_tokens_are_transformers(
             streams = Driver(group, chunk=chunk, lookahead=lookahead).run(prompts, greedy)
             compared = sum(positions_compared(oracle, stream) for stream in streams)
             assert compared >= 0.9 * 12 * len(prompts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["auto", "int8", "none"])
+def test_logprobs_of_a_quantized_checkpoint_are_those_of_one_worker(
+    quantization: str, tmp_path: Path, generator: random.Random
+) -> None:
+    """Near those, as an activation may be rounded to the next of 256 numbers."""
+    source = make_model("llama", tmp_path / "source", intermediate_size=128)
+    write_checkpoint(source, tmp_path / "model", CHECKPOINTS["gptq of 32"])
+    folder = prepare(str(tmp_path / "model"), tmp_path / "cache")
+    prompts = random_prompts(generator, 4, 30)
+    params = [SamplingParams(max_tokens=1, seed=0, temperature=0, prompt_logprobs=0)] * 4
+    changes = {"quantization": quantization}
+    alone = load_engine(folder, replace(SETTINGS, **changes), lambda: None)
+    expected = Driver(alone).run(prompts, params)
+    with group_of(2, folder, **changes) as group:
+        found = Driver(group).run(prompts, params)
+    kept = {"auto": " own-4", "int8": " int8", "none": ""}[quantization]
+    assert f"float32{kept} tp-2 block-16" in group.facts.numerics
+    for stream, right in zip(found, expected, strict=True):
+        assert not stream.errors
+        near = 1e-4 if quantization == "none" else 0.05
+        assert logprobs_of(stream) == pytest.approx(logprobs_of(right), abs=near)
+
+
+def logprobs_of(stream: Stream) -> list[float]:
+    """Of the prompt's tokens."""
+    return [value for _, each in stream.prompt_logprobs for value in unpack_floats(each.chosen)]
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
