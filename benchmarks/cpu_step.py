@@ -12,22 +12,32 @@ matrix, which wait for each other. The last column is stricter: as if all of a s
 be done while it multiplies, across parts and layers. Figures are medians. On
 one thread time is that thread's own CPU time, which busy neighbours disturb least. The parts are
 timed in runs of their own, stage by stage; what those runs cost more is not in the step's time.
+
+With `--adapters 4` four random LoRA adapters of all matrices are loaded, and rows have them in
+turns; no limit counts them.
 """
 
 import argparse
 import contextlib
+import json
 import os
+import shutil
 import statistics
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
+from pagefleet.manifest import Adapter, Manifest
 from pagefleet.params import SamplingParams
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import DEFAULT_MODEL, WorkerSettings
@@ -37,8 +47,9 @@ from pagefleet_worker.config import DecoderConfig, load_config
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import Engine
 from pagefleet_worker.loading import load_engine
+from pagefleet_worker.lora import CONFIG_FILE, TENSORS_FILE, module_sizes
 
-PARTS = ("linear", "attention", "norm", "rotary", "quantize", "logits")
+PARTS = ("linear", "attention", "norm", "rotary", "quantize", "shrink", "logits")
 GREEDY = SamplingParams(max_tokens=1 << 20, seed=0, temperature=0)
 
 
@@ -77,8 +88,11 @@ class Batch:
     computed already.
     """
 
-    def __init__(self, engine: Engine, rows: int, context: int, room: int) -> None:
+    def __init__(
+        self, engine: Engine, rows: int, context: int, room: int, adapters: int = 0
+    ) -> None:
         self.engine, self.position, self.step = engine, context, 0
+        self.adapters = adapters
         width = -(-(context + room) // engine.facts.block_size)
         blocks = torch.randperm(engine.facts.blocks)[: rows * width].view(rows, width)
         self.tables = blocks.tolist()
@@ -92,7 +106,9 @@ class Batch:
             inputs = [1] * (count * len(self.tables))
             prompt = pack_ints([1] * (self.position + count))
             for slot, table in enumerate(self.tables):
-                opens.append(Open(slot, GREEDY, prompt, b"", [0]))
+                adapter = slot % self.adapters + 1 if self.adapters else 0
+                params = msgspec.structs.replace(GREEDY, adapter=adapter)
+                opens.append(Open(slot, params, prompt, b"", [0]))
                 deltas += [each for entry in enumerate(table) for each in (slot, *entry)]
         rows = [
             number
@@ -198,6 +214,8 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="*", default=(128, 512, 1024))
     parser.add_argument("--chunks", type=int, nargs="*", default=(128, 512), help="prefills")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--adapters", type=int, default=0, help="LoRA adapters, random ones")
+    parser.add_argument("--rank", type=int, default=16, help="of the adapters")
     options = parser.parse_args()
     longest = max(options.contexts, default=0) + options.repeats + 16
     settings = WorkerSettings(
@@ -210,7 +228,10 @@ def main() -> None:
     )
     begin = time.perf_counter()
     folder = prepared_folder(settings)
-    engine = load_engine(folder, settings, lambda: None)
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.adapters:
+            folder = adapted(folder, Path(scratch, "model"), options.adapters, options.rank)
+        engine = load_engine(folder, settings, lambda: None)
     engine.team = None  # all threads compute every step
     print(f"loaded in {time.perf_counter() - begin:.1f} s; load {os.getloadavg()[0]:.1f}")
     clock = Clock()
@@ -228,18 +249,35 @@ def main() -> None:
     )
     for context in options.contexts:
         for rows in options.rows:
-            batch = Batch(engine, rows, context, options.repeats + 5)
+            batch = Batch(engine, rows, context, options.repeats + 5, options.adapters)
             found = measure(engine, clock, options.repeats, batch.run)
             print(line(rows, 1, context, found, limits.seconds(rows, 1, context)), flush=True)
     for count in options.chunks:
-        prefill = partial(fill, engine, count)
+        prefill = partial(fill, engine, count, options.adapters)
         found = measure(engine, clock, 5, prefill)
         print(line(1, count, 0, found, limits.seconds(1, count, 0)), flush=True)
 
 
-def fill(engine: Engine, tokens: int) -> None:
+def fill(engine: Engine, tokens: int, adapters: int) -> None:
     """One step over a whole prompt."""
-    Batch(engine, 1, 0, tokens).run(tokens)
+    Batch(engine, 1, 0, tokens, adapters).run(tokens)
+
+
+def adapted(model: Path, folder: Path, count: int, rank: int) -> Path:
+    """A prepared model in a new folder, with random adapters of every matrix beside it."""
+    shutil.copytree(model, folder)
+    config, tensors = load_config(model), {}
+    for layer in range(config.layers):
+        for part, (outputs, inputs) in module_sizes(config).items():
+            name = f"base_model.model.model.layers.{layer}.{part}"
+            tensors[f"{name}.lora_A.weight"] = torch.randn(rank, inputs) / inputs**0.5
+            tensors[f"{name}.lora_B.weight"] = torch.randn(outputs, rank) / 100
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (folder / CONFIG_FILE).write_text(json.dumps(settings))
+    save_file(tensors, folder / TENSORS_FILE)
+    adapters = tuple(Adapter(f"adapter-{number}", str(folder)) for number in range(count))
+    msgspec.structs.replace(Manifest.load(model), adapters=adapters).save(folder)
+    return folder
 
 
 if __name__ == "__main__":

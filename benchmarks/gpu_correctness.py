@@ -15,11 +15,13 @@ from torch import Tensor
 from triton.runtime.errors import TritonError
 
 from pagefleet_kernels import reference
+from pagefleet_kernels.lora import Factors
 from pagefleet_kernels.quantized import GROUP, Quantized
 from pagefleet_kernels.triton_activation import silu_mul
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_cache import copy_blocks, rotary_write_kv, write_kv
 from pagefleet_kernels.triton_logprobs import log_softmax
+from pagefleet_kernels.triton_lora import HeldLoras
 from pagefleet_kernels.triton_matmul import product
 from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
 from pagefleet_kernels.triton_quantized import PackedGroups, quantized_product
@@ -286,6 +288,31 @@ def _invariant_quantized_product(inputs: Inputs, dtype: torch.dtype, width: int)
     return Check("quantized_product", "a row alone or in a batch", error, 0.0)
 
 
+def _adapters(inputs: Inputs, dtype: torch.dtype, rows: int, width: int, outputs: int) -> Check:
+    """Of three adapters, one of which leaves half of the outputs alone; rows alone have the same
+    bits.
+    """
+    loras = []
+    for rank, halves in ((16, 2), (40, 1), (3, 2)):
+        down = inputs.normal(rank, width, dtype=dtype) / width**0.5
+        up = inputs.normal(outputs, rank, dtype=dtype) / rank**0.5
+        loras.append([Factors(half * outputs, down, up, 0.7) for half in range(halves)])
+    held = HeldLoras(loras)
+    values, before = inputs.normal(rows, width, dtype=dtype), inputs.normal(rows, 2 * outputs)
+    numbers = (torch.arange(rows, device=inputs.device) % 4).to(torch.int32)
+    found = before.to(dtype)
+    expected = found + reference.lora(values.double(), numbers, loras, 2 * outputs)
+    alone = found.clone()
+    held.add(found, values, numbers)
+    for row in (0, rows // 2, rows - 1):
+        one = slice(row, row + 1)
+        held.add(alone[one], values[one], numbers[one])
+        if not torch.equal(alone[one], found[one]):
+            return Check("lora", "a row alone or in a batch", torch.inf, 0.0)
+    error = error_of(found, expected)
+    return Check("lora", f"{rows} x {width} x {outputs}", error, ROUNDING[dtype])
+
+
 def _logprobs(inputs: Inputs, vocabulary: int) -> Check:
     logits = inputs.normal(9, vocabulary) * 4
     error = error_of(log_softmax(logits), logits.double().log_softmax(-1))
@@ -365,6 +392,7 @@ def _quick(inputs: Inputs) -> Iterator[partial[Check]]:
     yield partial(_quantized_product, inputs, torch.float16, 4, 3, 1056, 70)
     yield partial(_quantized_product, inputs, torch.float32, 8, 20, 96, 90)
     yield partial(_invariant_quantized_product, inputs, torch.float32, 160)
+    yield partial(_adapters, inputs, torch.float32, 20, 70, 50)
     yield partial(_logprobs, inputs, 3000)
     yield partial(_greedy, inputs, 1000)
     yield partial(_uniform, inputs, 16)
@@ -400,6 +428,7 @@ def _layer_checks(inputs: Inputs) -> Iterator[partial[Check]]:
         yield partial(_activation, inputs, dtype, 14336)
         for count in (1, 64, 200):
             yield partial(_product, inputs, dtype, count, 4096, 6144)
+            yield partial(_adapters, inputs, dtype, count, 4096, 3072)
             for bits in (4, 8):
                 yield partial(_quantized_product, inputs, dtype, bits, count, 4096, 6144)
     yield partial(_quantized_product, inputs, torch.float16, 4, 17, 14336, 4096)

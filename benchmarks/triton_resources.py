@@ -21,11 +21,13 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler import ASTSource
 
+from pagefleet_kernels.lora import Factors
 from pagefleet_kernels.quantized import GROUP
 from pagefleet_kernels.triton_activation import silu_mul
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_cache import copy_blocks, rotary_write_kv, write_kv
 from pagefleet_kernels.triton_logprobs import log_softmax
+from pagefleet_kernels.triton_lora import HeldLoras
 from pagefleet_kernels.triton_matmul import product
 from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
 from pagefleet_kernels.triton_quantized import BLOCK, PackedGroups, quantized_product
@@ -275,6 +277,18 @@ def _quantized_case(
     return run
 
 
+def _lora_case(rows: int, inputs: int, parts: tuple[int, ...]) -> Callable[[Chip], object]:
+    def run(_: Chip) -> None:
+        down, first, factors = _empty(16, inputs), 0, []
+        for outputs in parts:
+            factors.append(Factors(first, down, _empty(outputs, 16), 1.0))
+            first += outputs
+        numbers = _empty(rows, dtype=torch.int32)
+        HeldLoras([factors]).add(_empty(rows, first), _empty(rows, inputs), numbers)
+
+    return run
+
+
 def _sampling_case(vocabulary: int) -> Callable[[Chip], object]:
     def run(_: Chip) -> None:
         int32, float32 = _empty(64, dtype=torch.int32), _empty(64, dtype=torch.float32)
@@ -315,6 +329,8 @@ CASES: dict[str, Callable[[Chip], object]] = {
     "8B gate and up, 8 bits": _quantized_case(2048, 28672, 8),
     "8B output, 4 bits, invariant": _quantized_case(16, 4096, 4, invariant=True),
     "float32 output, 4 bits": _quantized_case(2048, 4096, 4, dtype=torch.float32),
+    "8B queries, keys and values, adapters": _lora_case(64, 4096, (4096, 1024, 1024)),
+    "8B down, adapters": _lora_case(2048, 14336, (4096,)),
     "sampling": _sampling_case(128256),
 }
 

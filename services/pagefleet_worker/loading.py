@@ -153,7 +153,7 @@ def _load_engine(
     )  # fmt: skip
     if device.type == "cuda":
         began = time.perf_counter()
-        rehearse(engine)
+        rehearse(engine, decoder.adapters)
         _log.info("kernels are compiled after %.1f s", time.perf_counter() - began)
     return engine
 

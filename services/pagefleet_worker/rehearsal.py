@@ -7,6 +7,8 @@ context. What is compiled is kept on disk.
 from array import array
 from itertools import pairwise
 
+import msgspec
+
 from pagefleet.params import SamplingParams
 from pagefleet.wire import SAMPLED, Open, Plan, checksum, pack_ints
 from pagefleet_worker.graphs import LONGEST_ROW
@@ -24,19 +26,21 @@ _PARAMS = SamplingParams(
 )
 
 
-def rehearse(engine: Engine) -> None:
-    """Play every scene, prompts in chunks and a decode step, in an epoch that is then forgotten."""
+def rehearse(engine: Engine, adapter: int = 0) -> None:
+    """Play every scene, prompts in chunks and a decode step, in an epoch that is then forgotten;
+    all rows have the same LoRA adapter, if there is one.
+    """
     facts = engine.facts
     for rows, count in _SCENES:
         rows = min(rows, facts.slots, facts.max_batched_tokens)
         engine.reset()
-        _play(engine, rows, min(count, facts.max_model_len))
+        _play(engine, rows, min(count, facts.max_model_len), adapter)
     engine.reset()
 
 
-def _play(engine: Engine, rows: int, count: int) -> None:
+def _play(engine: Engine, rows: int, count: int, adapter: int) -> None:
     """Rows of zeros that all have the same blocks."""
-    facts = engine.facts
+    facts, params = engine.facts, msgspec.structs.replace(_PARAMS, adapter=adapter)
     table = array("i", range(-(-facts.max_model_len // facts.block_size)))
     crc = checksum(pack_ints(table))
 
@@ -46,7 +50,7 @@ def _play(engine: Engine, rows: int, count: int) -> None:
         opens, deltas, copies = [], [], [0, 1] if facts.blocks > 1 else []
         if step == 0:
             prompt = pack_ints([0] * count)
-            opens = [Open(slot, _PARAMS, prompt, b"", [0]) for slot in range(rows)]
+            opens = [Open(slot, params, prompt, b"", [0]) for slot in range(rows)]
             entries = [(slot, *entry) for slot in range(rows) for entry in enumerate(table)]
             deltas = [each for entry in entries for each in entry]
         inputs = pack_ints([token] * (rows * (end - start)))

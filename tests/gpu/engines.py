@@ -18,6 +18,7 @@ from pagefleet_worker.graphs import CudaCapture
 from pagefleet_worker.inputs import DeviceInputs
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.kv_scales import find_kv_scales
+from pagefleet_worker.lora import read_adapter
 from pagefleet_worker.pools import make_pool
 from pagefleet_worker.weights import PLAIN, Quantization, load_weights
 from tests.driver import Stream
@@ -41,7 +42,8 @@ def triton_decoder(
         manifest.weights, config, torch.float32, device, lambda done, total: None, quantization
     )
     kernels = select(torch.device("cuda"), invariant=invariant)
-    return Decoder(config, weights, kernels, LENGTH, lambda: None)
+    loras = [read_adapter(Path(each.folder), config) for each in manifest.adapters]
+    return Decoder(config, weights, kernels, LENGTH, lambda: None, loras=loras)
 
 
 def triton_engine(

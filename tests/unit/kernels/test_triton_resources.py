@@ -12,7 +12,13 @@ import pytest
 from benchmarks.triton_resources import MACHINES
 
 ROOT = Path(__file__).parents[3]
-MULTIPLYING = ("attention_kernel", "product_kernel", "quantized_product_kernel")
+MULTIPLYING = (
+    "attention_kernel",
+    "product_kernel",
+    "quantized_product_kernel",
+    "shrink_kernel",
+    "expand_kernel",
+)
 
 
 def check_report(target: str, case: str) -> None:
