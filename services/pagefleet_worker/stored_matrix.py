@@ -8,7 +8,9 @@ groups, and a weight is
 with a scale and a zero point for each group. That is a `Quantized` too if a group holds whole
 groups of that: the scale is repeated, and with four bits the minimum is -scale * zero point. With
 symmetric numbers, whose zero points are 8, that is exact; else the minimum is rounded to float16,
-by 15 scales * 2 ** -11 at most, less than a hundredth of a step between two numbers.
+by 15 scales * 2 ** -11 at most, less than a hundredth of a step between two numbers. Scales that
+are saved in float32 are rounded alike. Those that are too small or too large for float16 leave a
+matrix without such a form.
 
 Floats of 8 bits have scales for rectangles of the matrix. The kernels do not multiply them: they
 are always widened.

@@ -10,21 +10,13 @@ from pagefleet_kernels.cpu_grouped import BLOCK_BYTES
 from pagefleet_kernels.cpu_linear import PackedLinear
 from pagefleet_kernels.quantized import GROUP, Quantized, quantize_rows, round_rows
 from tests.unit.kernels.paged_case import fresh_seed
+from tests.unit.kernels.quantized_case import random_matrix
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 BITS = pytest.mark.parametrize("bits", [8, 4])
 
 SHAPES = [(1, 32), (96, 64), (100, 96), (576, 1536)]
 """(outputs, inputs)"""
-
-
-def random_matrix(bits: int, outputs: int, inputs: int) -> Quantized:
-    """Weights of about 1 / sqrt(inputs)."""
-    if bits == 8:
-        return Quantized.of(torch.randn(outputs, inputs) / inputs**0.5)
-    scales, minimums = torch.rand(2, outputs, inputs // GROUP) / inputs**0.5
-    numbers = torch.randint(16, (outputs, inputs), dtype=torch.uint8)
-    return Quantized(numbers, (scales / 4).half(), (-2 * minimums).half())
 
 
 def test_eight_bits_are_the_nearest():

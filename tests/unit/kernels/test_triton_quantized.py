@@ -13,19 +13,12 @@ from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
 from pagefleet_kernels.dispatch import select
-from pagefleet_kernels.quantized import GROUP, Quantized
+from pagefleet_kernels.quantized import GROUP
 from pagefleet_kernels.triton_quantized import PackedGroups, quantized_product
 from tests.unit.kernels.paged_case import fresh_seed
+from tests.unit.kernels.quantized_case import random_matrix
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-
-
-def random_matrix(bits: int, outputs: int, inputs: int) -> Quantized:
-    if bits == 8:
-        return Quantized.of(torch.randn(outputs, inputs) / inputs**0.5)
-    scales, minimums = torch.rand(2, outputs, inputs // GROUP) / inputs**0.5
-    numbers = torch.randint(16, (outputs, inputs), dtype=torch.uint8)
-    return Quantized(numbers, (scales / 4).half(), (-2 * minimums).half())
 
 
 @example_settings(max_examples=12)
