@@ -1,4 +1,6 @@
-"""The same injuries with a real model: SmolLM2 computes bit for bit what it would have computed."""
+"""The same injuries with real models: SmolLM2, and a small Llama with LoRA adapters, compute bit
+for bit what they would have computed.
+"""
 
 import pytest
 
@@ -6,17 +8,26 @@ from benchmarks.drill.questions import Questioner
 from tests.faults.cell import make_cell
 from tests.faults.conftest import Load, assert_exact, once, rehearse
 from tests.faults.test_hang import run_with_stop
+from tests.lora import with_adapters
 
 pytestmark = pytest.mark.slow
 
 FORMS = ("greedy", "seeded", "penalized", "n=2", "logprobs", "repeating", "beam")
 
 
+@pytest.fixture(scope="module", params=["SmolLM2", "LoRA adapters"])
+def model(request, tmp_path_factory, small_model):
+    if request.param == "SmolLM2":
+        return request.getfixturevalue("smollm2")
+    folder, _ = with_adapters(small_model("llama"), tmp_path_factory.mktemp("adapters"))
+    return folder
+
+
 @pytest.fixture(scope="module")
-def real_cell(tmp_path_factory, smollm2):
+def real_cell(tmp_path_factory, model):
     cell = make_cell(
         tmp_path_factory.mktemp("real"),
-        smollm2,
+        model,
         engine="torch",
         worker=["--threads=1", "--num-blocks=256", "--max-num-batched-tokens=64"],
     )
@@ -31,8 +42,8 @@ def cell(real_cell):
 
 
 @pytest.fixture
-def load(cell, smollm2):
-    load = Load(Questioner(smollm2, 1), prompt=70, tokens=24, forms=FORMS)
+def load(cell, model):
+    load = Load(Questioner(model, 1), prompt=70, tokens=24, forms=FORMS)
     rehearse(cell, load)
     return load
 
