@@ -7,7 +7,7 @@ from pagefleet.manifest import CONFIG_FILE, GENERATION_CONFIG_FILE, Weights
 from pagefleet_worker.checkpoints import format_of
 from pagefleet_worker.config import ARCHITECTURES
 from pagefleet_worker.hf_tokenizer import hf_tokenizer
-from pagefleet_worker.model_files import ModelError, ModelFiles, read_json
+from pagefleet_worker.model_files import ModelError, ModelFiles, open_safetensors, read_json
 from pagefleet_worker.sentence_modules import is_last_token_embedding
 
 _OWN_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
@@ -45,12 +45,11 @@ def hf_model(folder: Path, name: str) -> ModelFiles:
 
 def _with_quantization(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Tools once wrote how they quantize under another name, or into a file of their own."""
-    if "compression_config" in config:
-        return {"quantization_config": config["compression_config"], **config}
-    for file, method in _OWN_CONFIGS.items():
-        found = read_json(folder / file)
-        if found is not None:
-            return {"quantization_config": {"quant_method": method, **found}, **config}
+    named = {"compressed-tensors": config.get("compression_config")}
+    named |= {method: read_json(folder / file) for file, method in _OWN_CONFIGS.items()}
+    for method, values in named.items():
+        if values is not None:
+            return {"quantization_config": {"quant_method": method, **values}, **config}
     return config
 
 
@@ -66,11 +65,9 @@ def _with_common_names(config: dict[str, Any]) -> dict[str, Any]:
 
 def _has_head(config: dict[str, Any], weights: tuple[str, ...]) -> bool:
     """Not so where a model of the decoder's was saved for embeddings, as its layers alone."""
-    from safetensors import safe_open
-
     if config.get("model_type") not in ARCHITECTURES or config.get("tie_word_embeddings"):
         return True
-    files: list[Any] = [safe_open(path, framework="np") for path in weights]
+    files = [open_safetensors(path, "np") for path in weights]
     names = {name for file in files for name in file.keys()}  # noqa: SIM118
     return "lm_head.weight" in names or _EMBEDDING not in names
 

@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet.wire import unpack_floats
+from pagefleet_worker.checkpoint_compressed import CompressedTensors
+from pagefleet_worker.config import load_config
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.model_files import ModelError
@@ -122,3 +124,15 @@ def test_a_config_in_a_file_of_its_own(
     assert "own-4" in served(folder).facts.numerics
     widened = served(folder, dtype="float16").facts.numerics
     assert "float16 block-" in widened  # a CPU has no such products
+
+
+def test_a_config_by_its_former_name(small_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """As early releases of compressed-tensors wrote it."""
+    write_checkpoint(small_model("llama"), tmp_path / "model", CHECKPOINTS["int8 of 32"])
+    values = json.loads((tmp_path / "model" / "config.json").read_text())
+    former = values.pop("quantization_config")
+    del former["quant_method"]
+    content = json.dumps(values | {"compression_config": former})
+    (tmp_path / "model" / "config.json").write_text(content)
+    folder = prepare(str(tmp_path / "model"), tmp_path / "cache")
+    assert isinstance(load_config(folder).format, CompressedTensors)
