@@ -35,7 +35,7 @@ def format_of(config: Mapping[str, Any]) -> Format | None:
     if not isinstance(values, dict):
         raise ModelError(f"The model's quantization_config is malformed: {values!r}.")
     method = values.get("quant_method")
-    if method not in _FORMATS:
+    if not isinstance(method, str) or method not in _FORMATS:
         raise ModelError(
             f"The weights are quantized by {method!r}, which is not supported; these are: "
             f"{', '.join(_FORMATS)}."

@@ -10,13 +10,13 @@ right is worse than one that does not start.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
 
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from pagefleet_kernels.lora import Factors
 from pagefleet_worker.config import DecoderConfig
@@ -36,8 +36,11 @@ FUSED = {
 LayerFactors: TypeAlias = dict[str, tuple[Factors, ...]]
 """What an adapter adds to each of the `FUSED` matrices of one layer."""
 
-_NAME = re.compile(r"base_model\.model\.(?:model\.)?layers\.(\d+)\.(.+)\.lora_(A|B)\.weight")
+_NAME = re.compile(
+    r"base_model\.model\.(?:model\.)?layers\.(0|[1-9][0-9]{0,5})\.(.+)\.lora_(A|B)\.weight"
+)
 _READABLE = ("F32", "F16", "BF16")
+_LARGEST = torch.finfo(torch.float32).max
 
 _UNSUPPORTED = (
     "use_dora",
@@ -82,18 +85,28 @@ class LoraAdapter:
     def layers(
         self, config: DecoderConfig, dtype: torch.dtype, device: torch.device
     ) -> Iterator[LayerFactors]:
-        """Read the tensors, layer by layer."""
+        """Read the tensors, layer by layer.
+
+        Raises:
+            ModelError: one holds what is no number, or none in `dtype`.
+        """
         sizes = module_sizes(config)
         with safe_open(self.tensors, framework="pt") as file:
+
+            def read(name: str) -> Tensor:
+                tensor: Tensor = file.get_tensor(name).to(device, dtype)
+                if not tensor.isfinite().all():
+                    raise ModelError(
+                        f"The tensor {name!r} in {self.tensors} holds NaN, or what {dtype} cannot "
+                        "hold: its training failed, or the file is damaged."
+                    )
+                return tensor
 
             def factors(layer: int, parts: Sequence[str]) -> Iterator[Factors]:
                 first = 0
                 for part in parts:
                     if (module := self.modules.get((layer, part))) is not None:
-                        down, up = (
-                            file.get_tensor(name).to(device, dtype)
-                            for name in (module.down, module.up)
-                        )
+                        down, up = (read(name) for name in (module.down, module.up))
                         yield Factors(first, down, up, module.scale)
                     first += sizes[part][0]
 
@@ -160,9 +173,13 @@ _Number = TypeVar("_Number", int, float)
 def _first_match(patterns: dict[str, _Number], module: str, default: _Number) -> _Number:
     """What the first pattern says that is the end of a module's name, a regex, as PEFT reads it."""
     for pattern, number in patterns.items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", module):
+        if re.fullmatch(_ending(pattern), module):
             return number
     return default
+
+
+def _ending(pattern: str) -> str:
+    return rf"(.*\.)?({pattern})"
 
 
 def _read_config(folder: Path) -> _Scales:
@@ -190,11 +207,12 @@ def _read_config(folder: Path) -> _Scales:
     try:
         scales = msgspec.convert(values, _Scales)
         for pattern in [*(scales.rank_pattern or {}), *(scales.alpha_pattern or {})]:
-            re.compile(pattern)
+            re.compile(_ending(pattern))
     except (msgspec.ValidationError, re.error) as error:
         raise ModelError(f"{path} is malformed: {error}. Save the adapter again.") from error
     alphas = [scales.lora_alpha, *(scales.alpha_pattern or {}).values()]
-    if min([scales.r, *(scales.rank_pattern or {}).values()]) < 1 or not all(map(isfinite, alphas)):
+    finite = all(abs(alpha) <= _LARGEST for alpha in alphas)
+    if min([scales.r, *(scales.rank_pattern or {}).values()]) < 1 or not finite:
         raise ModelError(
             f"{path} is malformed: a rank is at least 1, and alpha is finite. Save the adapter "
             "again."
@@ -219,7 +237,13 @@ def _modules(
                 f"model and the adapter's config say {list(shape)}, in {' or '.join(_READABLE)}: "
                 "the adapter is for another model, or malformed."
             )
-        names.setdefault((layer, part), {})[factor] = name
+        both = names.setdefault((layer, part), {})
+        if factor in both:
+            raise ModelError(
+                f"{path} has both {both[factor]!r} and {name!r}, which stand for one tensor. Save "
+                "the adapter again."
+            )
+        both[factor] = name
     if not names:
         raise ModelError(f"{path} holds no tensor. Save the adapter again.")
     for (layer, part), both in names.items():

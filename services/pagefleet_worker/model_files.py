@@ -4,7 +4,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -62,7 +62,7 @@ class ModelFiles:
             (folder / CHAT_TEMPLATE_FILE).write_text(self.chat_template, encoding="utf-8")
         if self.generation_config:
             _write_json(folder / GENERATION_CONFIG_FILE, self.generation_config)
-        self._manifest(_fingerprint(folder, self.weights, self.adapters)).save(folder)
+        self._manifest(fingerprint(folder, self.weights, self.adapters)).save(folder)
 
     def _manifest(self, fingerprint: str) -> Manifest:
         return Manifest(
@@ -136,18 +136,34 @@ def read_json(path: Path) -> dict[str, Any] | None:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}.") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} does not hold a JSON object.")
     return value
 
 
+def open_safetensors(path: str, framework: Literal["np", "pt"]) -> Any:
+    """The file, mapped into memory; its tensors are of `framework`.
+
+    Raises:
+        ModelError: it is damaged, or no such file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework=framework)
+    except SafetensorError as error:
+        raise ModelError(
+            f"{path} is no safetensors file: {error}. Download or save the model again."
+        ) from error
+
+
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _fingerprint(folder: Path, weights: Weights, adapters: tuple[Adapter, ...]) -> str:
+def fingerprint(folder: Path, weights: Weights, adapters: tuple[Adapter, ...]) -> str:
     """SHA-256 over config, tokenizer and the size, first and last MiB of each weight file; and over
     the names of adapters, in their order, and the same of their files.
     """
@@ -162,6 +178,21 @@ def _fingerprint(folder: Path, weights: Weights, adapters: tuple[Adapter, ...]) 
         for file in filter(Path.exists, files):  # none need be there for a model without weights
             digest.update(_marks(file))
     return digest.hexdigest()
+
+
+def check_unchanged(folder: Path, manifest: Manifest) -> None:
+    """Refuse files that are others than when they were prepared: under one fingerprint all workers
+    of a cell compute the same.
+
+    Raises:
+        ModelError: they are others.
+    """
+    if fingerprint(folder, manifest.weights, manifest.adapters) != manifest.fingerprint:
+        raise ModelError(
+            f"The weights or LoRA adapters of {manifest.name} have changed since {folder} was "
+            "made from them: start pagefleet serve again with the model's own name or folder, "
+            "or pagefleet prepare."
+        )
 
 
 def _marks(path: Path) -> bytes:

@@ -3,13 +3,11 @@ nothing, and nothing is ever unpickled.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.model_files import ModelError, open_safetensors
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -23,7 +21,7 @@ class TensorFiles:
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
-        files: list[Any] = [safe_open(path, framework="pt") for path in paths]
+        files = [open_safetensors(path, "pt") for path in paths]
         held = {name: file for file in files for name in file.keys()}  # noqa: SIM118
         prefix = "" if any(name.startswith(_INNER) for name in held) else _INNER
         self._tensors = {prefix + name: (file, name) for name, file in held.items()}

@@ -15,6 +15,7 @@ from pagefleet_kernels.quantized import GROUP, Quantized
 from pagefleet_worker.checkpoints import format_of
 from pagefleet_worker.config import parse_config
 from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.prepare import prepare
 from pagefleet_worker.safetensors_files import TensorFiles
 from pagefleet_worker.shares import Share
 from pagefleet_worker.stored_matrix import Grouped
@@ -198,6 +199,18 @@ MALFORMED: list[tuple[str, Callable[[dict[str, Tensor]], Any], str]] = [
 ]
 
 
+def test_a_file_that_was_cut_short(source: Path, tmp_path: Path) -> None:
+    """Refused when it is prepared, if it is looked into then, and when it is loaded."""
+    write_checkpoint(source, tmp_path / "model", CHECKPOINTS["gptq"])
+    file = tmp_path / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    for read in (lambda: prepare(str(file.parent), tmp_path), lambda: TensorFiles([str(file)])):
+        with pytest.raises(
+            ModelError, match="is no safetensors file"
+        ):
+            read()
+
+
 @pytest.mark.parametrize(("name", "change", "complaint"), MALFORMED)
 def test_malformed_tensors_are_refused(
     name: str,
@@ -228,6 +241,7 @@ def scheme(**numbers: Any) -> dict[str, Any]:
     ("config", "complaint"),
     [
         ({"quant_method": "bitsandbytes"}, "quantized by 'bitsandbytes', which is not supported"),
+        ({"quant_method": ["gptq"]}, "which is not supported"),
         ({"bits": 4}, "quantized by None"),
         ("awq", "malformed: 'awq'"),
         ({"quant_method": "gptq"}, "quantization_config is malformed: .*`bits`"),

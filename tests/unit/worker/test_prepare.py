@@ -204,6 +204,7 @@ def test_changed_weights_have_another_folder_and_fingerprint(tmp_path, echo):
     [
         ("config.json", None, "lacks config.json"),
         ("config.json", "{", "is not JSON"),
+        ("config.json", "[" * 100_000, "is not JSON"),
         ("config.json", '{"model_type": "llama"}', "lacks 'vocab_size'"),
         ("model.safetensors", None, r"lacks its weights, model\.safetensors"),
         (
