@@ -15,7 +15,7 @@ from pagefleet_worker.causal_model import CausalModel, ModelShape
 from pagefleet_worker.config import ARCHITECTURES, DecoderConfig, load_config
 from pagefleet_worker.decoder import Decoder
 from pagefleet_worker.lora import read_adapter
-from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.model_files import ModelError, check_unchanged
 from pagefleet_worker.ranks import ALONE, Ranks
 from pagefleet_worker.weights import (
     INT8,
@@ -57,9 +57,10 @@ def load_model(
     """The decoder of this project where it knows the architecture, or transformers' model.
 
     Raises:
-        ModelError: neither computes it, or not with these settings.
+        ModelError: neither computes it, or not with these settings; or its files have changed.
     """
     _check_adapters(manifest, means.ranks)
+    check_unchanged(folder, manifest)
     if manifest.architecture in ARCHITECTURES:
         return _load_decoder(manifest, load_config(folder), settings, means)
     device, kernels = means.device, means.kernels

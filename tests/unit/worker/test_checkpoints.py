@@ -113,6 +113,22 @@ def test_ranks_have_shares_of_it(
         assert torch.equal(gate_up, plain(layer.gate_up))
 
 
+def test_shares_that_cut_groups_or_end_in_padding_are_widened(tmp_path: Path) -> None:
+    """48 of 96 neurons, and 137 of 273 words, the last of which is none."""
+    source = make_model("llama", tmp_path / "source", vocab_size=273)
+    write_checkpoint(source, tmp_path / "model", CHECKPOINTS["int8 of 32"], head=True)
+    whole, _ = load(tmp_path / "model", OWN)
+    first, layers = load(tmp_path / "model", OWN, share=Share(0, 2))
+    last, _ = load(tmp_path / "model", OWN, share=Share(1, 2))
+    assert isinstance(layers[0].down, Tensor)
+    assert isinstance(layers[0].output, Quantized)
+    assert isinstance(first.head, Quantized)
+    assert isinstance(last.head, Tensor)
+    head = torch.cat([plain(first.head), last.head])
+    assert torch.equal(head[:273], plain(whole.head))
+    assert not head[273:].any()
+
+
 def plain(matrix: Tensor | Quantized) -> Tensor:
     return matrix.dequantized() if isinstance(matrix, Quantized) else matrix
 
@@ -205,9 +221,7 @@ def test_a_file_that_was_cut_short(source: Path, tmp_path: Path) -> None:
     file = tmp_path / "model" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     for read in (lambda: prepare(str(file.parent), tmp_path), lambda: TensorFiles([str(file)])):
-        with pytest.raises(
-            ModelError, match="is no safetensors file"
-        ):
+        with pytest.raises(ModelError, match="is no safetensors file"):
             read()
 
 

@@ -253,6 +253,21 @@ def test_drafts_and_forks_keep_their_adapter(
     assert twin.output == expected.output
 
 
+@pytest.mark.parametrize("file", [CONFIG_FILE, TENSORS_FILE])
+def test_one_that_changed_after_it_was_prepared(
+    file: str, tmp_path: Path, small_model: Prepared
+) -> None:
+    model = small_model("llama")
+    make_adapter("few", model, tmp_path / "few")
+    folder = prepare(str(model), tmp_path, adapters={"few": str(tmp_path / "few")})
+    other = tmp_path / "other"
+    make_adapter("few", model, other, seed=1)
+    (other / CONFIG_FILE).write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 3}))
+    (other / file).rename(tmp_path / "few" / file)
+    with pytest.raises(ModelError, match=r"have changed since .* was made from them"):
+        load_engine(folder, SETTINGS, _nothing)
+
+
 def test_an_adapter_that_is_not_there(adapted: Callable[[str], Adapted]) -> None:
     engine = adapted("llama-biases").engine()
     params = SamplingParams(max_tokens=1, seed=0, adapter=len(KINDS) + 1)
@@ -319,7 +334,9 @@ def test_adapters_of_16_bits(dtype: torch.dtype, saved: Path, config: DecoderCon
         ({"r": "8"}, "malformed: Expected `int`, got `str` - at `\\$.r`"),
         ({"r": 0}, "a rank is at least 1"),
         ({"lora_alpha": float("nan")}, "malformed"),
+        ({"lora_alpha": 1e308}, "malformed: .* alpha is finite"),
         ({"alpha_pattern": {"(": 1}}, "malformed"),
+        ({"alpha_pattern": {"(?i)Q_PROJ": 1}}, "malformed: global flags"),
         ({"r": 4}, r"is F32 \[3, 64\], but the model and the adapter's config say \[4, 64\]"),
     ],
 )
@@ -347,6 +364,14 @@ def test_configs_that_are_not_served(
         ("base_model.model.model.embed_tokens.lora_embedding_A", (3, 272), "is not served"),
         ("base_model.model.lm_head.weight", (272, 64), "is not served"),
         ("base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector", (96,), "not served"),
+        (NAME.format("00", "mlp.up_proj", "A"), (3, 64), "is not served"),
+        (NAME.format("\u0660", "mlp.up_proj", "A"), (3, 64), "is not served"),
+        (NAME.format("9" * 5000, "mlp.up_proj", "A"), (3, 64), "is not served"),
+        (
+            NAME.format(0, "mlp.up_proj", "A").replace("model.model.", "model.", 1),
+            (3, 64),
+            "which stand for one tensor",
+        ),
     ],
 )
 def test_tensors_that_are_not_served(
@@ -355,6 +380,27 @@ def test_tensors_that_are_not_served(
     save_file(load_file(saved / TENSORS_FILE) | {name: torch.ones(shape)}, saved / TENSORS_FILE)
     with pytest.raises(ModelError, match=reason):
         read_adapter(saved, config)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (float("nan"), torch.float32),
+        (float("inf"), torch.bfloat16),
+        (7e4, torch.float16),
+    ],
+)
+def test_tensors_of_no_numbers(
+    value: float, dtype: torch.dtype, saved: Path, config: DecoderConfig
+) -> None:
+    tensors = load_file(saved / TENSORS_FILE)
+    tensors[NAME.format(2, "mlp.up_proj", "B")][5, 1] = value
+    save_file(tensors, saved / TENSORS_FILE)
+    adapter = read_adapter(saved, config)
+    with pytest.raises(
+        ModelError, match=r"layers\.2\.mlp\.up_proj\.lora_B\.weight' in .* holds NaN"
+    ):
+        list(adapter.layers(config, dtype, CPU))
 
 
 def test_files_that_are_not_there(saved: Path, config: DecoderConfig) -> None:
