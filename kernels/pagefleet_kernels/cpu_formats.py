@@ -8,6 +8,7 @@ its exponent and fraction, is a float16 of 2 ** -8 times the value. Both are exa
 subnormal numbers and NaN.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -118,6 +119,42 @@ def read_words(builder: Any, form: Format, kept: Format, address: Any) -> list[A
 def _pairs(builder: Any, lower: Any, upper: Any) -> Any:
     """Words of two bfloat16, out of the upper sixteen bits of two vectors of 32."""
     return builder.or_(builder.lshr(lower, ints(16)), builder.and_(upper, ints(-0x10000)))
+
+
+def read_twins(builder: Any, addresses: Sequence[Any], count: int) -> list[Any]:
+    """e4m3 of two rows as words of two bfloat16, one of each row: sixty-four in the order that
+    `in_order` undoes, where the processor looks up; otherwise as many as lanes, or fewer.
+    """
+    if count <= LANES:
+        rows = [read(builder, Format.E4M3, address, count) for address in addresses]
+        return [_pairs(builder, *(builder.bitcast(row, INTS) for row in rows))]
+    first, second = (load(builder, address, _LINE) for address in addresses)
+    return [
+        builder.bitcast(_interleaved(builder, lower, upper, half), INTS)
+        for outer in (0, 8)
+        for lower, upper in [_look_up(builder, _interleaved(builder, first, second, outer))]
+        for half in (0, 8)
+    ]
+
+
+def in_order(builder: Any, chunks: Sequence[Any]) -> list[Any]:
+    """Sixty-four numbers, of which every four chunks of four lanes lie across four vectors."""
+    first, second, third, fourth = chunks
+    ordered = []
+    for begin in range(0, LANES, 4):
+        lanes = [lane + turn for turn in (0, LANES) for lane in range(begin, begin + 4)]
+        lower, upper = (
+            shuffle(builder, first, second, lanes),
+            shuffle(builder, third, fourth, lanes),
+        )
+        ordered.append(shuffle(builder, lower, upper, list(range(LANES))))
+    return ordered
+
+
+def _interleaved(builder: Any, first: Any, second: Any, half: int) -> Any:
+    """The bytes of two lines in turn, of those from number `half` on of every sixteen."""
+    places = [group + half + byte for group in range(0, 64, 16) for byte in range(8)]
+    return shuffle(builder, first, second, [byte + turn for byte in places for turn in (0, 64)])
 
 
 def _constant(kind: Any, values: list[int]) -> Any:

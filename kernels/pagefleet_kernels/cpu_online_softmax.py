@@ -9,6 +9,7 @@ import math
 from typing import Any, NamedTuple
 
 from pagefleet_kernels.cpu_ir import (
+    Format,
     device,
 )
 from pagefleet_kernels.cpu_rows import PANEL, Block
@@ -27,8 +28,10 @@ from pagefleet_kernels.cpu_simd import (
     multiply,
     multiply_add,
     ramp,
+    rounded,
     store_float,
     store_floats,
+    store_numbers,
     subtract,
     total,
 )
@@ -37,6 +40,8 @@ from pagefleet_kernels.cpu_tiles import (
     scores,
     weigh,
 )
+
+_BFLOAT16 = Format.BFLOAT16
 
 
 class Task(NamedTuple):
@@ -137,8 +142,10 @@ def _seen(row: int, key: int, begin: int, end: int) -> Any:
 
 
 @device
-def _softmax(row: int, begin: int, end: int) -> tuple[float, float]:
-    """Scores `begin` .. `end` - 1 become weights, others 0; returns the maximum and the sum."""
+def _softmax(block: Any, row: int, begin: int, end: int) -> tuple[float, float]:
+    """Scores `begin` .. `end` - 1 become weights, others 0; returns the maximum and the sum.
+    Weights of 16 bits fill the first half of the row.
+    """
     top = broadcast(-math.inf)
     for key in range(begin // 16 * 16, end, 16):
         top = maximum(_seen(row, key, begin, end), top)
@@ -147,7 +154,11 @@ def _softmax(row: int, begin: int, end: int) -> tuple[float, float]:
     weights = broadcast(0.0)
     for key in range(begin // 16 * 16, end, 16):
         weight = exp(subtract(_seen(row, key, begin, end), level))
-        store_floats(row + key * 4, weight)
+        if block.paired:
+            store_numbers(_BFLOAT16, row + key * 2, weight)
+            weight = rounded(_BFLOAT16, weight)
+        else:
+            store_floats(row + key * 4, weight)
         weights = add(weights, weight)
     return peak, total(weights)
 
@@ -197,6 +208,8 @@ def _weigh_block(
     single = block.single
     begin = visible(arguments, task, tile, query + block.queries - 1)[0]
     end = visible(arguments, task, tile, query)[1]
+    if block.paired and task.tokens > 1:  # both keys of a pair are weighted by the same call
+        begin, end = (begin + 1) // 2 * 2, end // 2 * 2
     if begin >= end:
         begin = end = TILE
     for index in range(block.queries):
@@ -250,7 +263,7 @@ def attend_block(
                 slope = load_float(arguments.slopes + number * 4) if arguments.slopes else 0.0
                 token = min((query + index) // arguments.group, task.tokens - 1)
                 _soften(arguments, row, low, high, slope, tile * TILE - task.position - token)
-            peak, weight = _softmax(row, low, high)
+            peak, weight = _softmax(block, row, low, high)
             marks = states + index * block.state_bytes + block.row_bytes
             store_float(marks, peak)
             store_float(marks + 4, weight)

@@ -13,6 +13,7 @@ instruction a chunk; so are sixty-four e4m3, once they are such words. `store_ro
 back.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +21,19 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from pagefleet_kernels.cpu_formats import LOOKS_UP, narrowed, read, read_pairs, write_pairs
+from pagefleet_kernels.cpu_formats import (
+    LOOKS_UP,
+    in_order,
+    narrowed,
+    read,
+    read_pairs,
+    read_twins,
+    write_pairs,
+)
 from pagefleet_kernels.cpu_ir import (
     INT,
     LANES,
+    MULTIPLIES_BFLOAT16,
     Format,
     at,
     attribute_in_kernels,
@@ -89,6 +99,15 @@ class Block:
         return self.kept is Format.E4M3
 
     @property
+    def paired(self) -> bool:
+        """Whether values are weighted two keys at a time, by weights of 16 bits.
+
+        With values of 8 bits it is arithmetic that takes the time, no longer memory, and their own
+        rounding is 32 times as coarse as that of the weights.
+        """
+        return self.scaled and self.format is Format.BFLOAT16 and MULTIPLIES_BFLOAT16
+
+    @property
     def words(self) -> int:
         """Words of one query in memory."""
         return self.head_bytes // WORD_BYTES
@@ -121,6 +140,7 @@ for _name in (
     "single",
     "once",
     "scaled",
+    "paired",
 ):
     attribute_in_kernels(_name)
 
@@ -158,9 +178,20 @@ def load_piece(builder: Any, block: Block, address: Any, piece: Piece) -> list[A
     return [read(builder, block.kept, place, piece.size)]
 
 
+def load_twins(builder: Any, block: Block, addresses: Sequence[Any], piece: Piece) -> list[Any]:
+    """A piece of the values of two keys, as words of two bfloat16: one of each."""
+    places = [at(builder, address, piece.begin) for address in addresses]
+    return read_twins(builder, places, piece.size)
+
+
 def store_piece(builder: Any, block: Block, address: Any, piece: Piece, chunks: list[Any]) -> None:
-    """The inverse of `load_piece`; rounds to the type of queries."""
+    """The inverse of `load_piece`, or of `load_twins`; rounds to the type of queries."""
     place = at(builder, address, piece.begin * block.format.itemsize)
+    if piece.size > LANES and block.paired:
+        for number, chunk in enumerate(in_order(builder, chunks)):
+            stored = narrowed(builder, block.format, chunk)
+            store(builder, stored, at(builder, place, number * LANES * block.format.itemsize))
+        return
     if piece.size > LANES:
         for lower, upper in zip(chunks[::2], chunks[1::2], strict=True):
             write_pairs(builder, block.format, place, lower, upper)

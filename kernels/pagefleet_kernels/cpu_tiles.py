@@ -4,7 +4,8 @@
 is CHAINS sums of every CHAINS-th word, whose additions need not wait for each other; in bfloat16 a
 word is a pair, multiplied by one instruction (VDPBF16PS) where the processor has it.
 
-`weigh` adds weighted values key by key, in ascending order.
+`weigh` adds weighted values key by key, in ascending order; of values in 8 bits two keys at a time
+(`Block.paired`).
 
 Queries share loads, never arithmetic: how many there are changes no bit, because a token's result
 may not depend on how many others came with it (decode against prefill).
@@ -19,11 +20,11 @@ from numba.core import cgutils
 from pagefleet_kernels.cpu_formats import read_words
 from pagefleet_kernels.cpu_ir import (
     FLOAT,
+    INT,
     INTS,
     VECTOR,
     Format,
     at,
-    call,
     floats,
     intrinsic,
     load,
@@ -38,6 +39,7 @@ from pagefleet_kernels.cpu_rows import (
     Piece,
     emit_prefetch,
     load_piece,
+    load_twins,
     pieces,
     value_address,
 )
@@ -114,6 +116,11 @@ def _emit_weigh(
     ahead: Any,
 ) -> None:
     """The loop over keys, once for each group of pieces whose sums fit into the registers."""
+    keys, weight, form = 1, FLOAT, Format.FLOAT32
+    first = begin
+    if block.paired:
+        keys, weight, form = 2, INT, Format.BFLOAT16
+        first = builder.and_(begin, ir.Constant(begin.type, -2))
     room = max(ACCUMULATORS // block.queries, 2)
     groups: list[list[Piece]] = [[]]
     for piece in pieces(block):
@@ -130,26 +137,56 @@ def _emit_weigh(
         sums = [cgutils.alloca_once(builder, VECTOR) for _ in places]
         for slot, place in zip(sums, places, strict=True):
             builder.store(load(builder, at(builder, output, place)), slot)
-        with _loop(builder, begin, end, 1) as (key, _):
+        with _loop(builder, first, end, keys) as (key, _):
             address = value_address(builder, block, panels, values, key)
             if block.once and number == 0:
                 needed = value_address(builder, block, ahead_panels, ahead, key)
-                for line in range(0, block.kept_bytes, _LINE_BYTES):
+                for line in range(0, keys * block.kept_bytes, _LINE_BYTES):
                     emit_prefetch(builder, at(builder, needed, line))
-            entry = builder.add(weights, builder.mul(key, ir.Constant(key.type, WORD_BYTES)))
+            skipped = builder.mul(key, ir.Constant(key.type, WORD_BYTES // keys))
+            entry = builder.add(weights, skipped)
             factors = [
-                splat(builder, load(builder, at(builder, entry, q * TILE * WORD_BYTES), FLOAT))
+                splat(builder, load(builder, at(builder, entry, q * TILE * WORD_BYTES), weight))
                 for q in range(block.queries)
             ]
+            rows = [address]
+            if block.paired:
+                rows = _seen_of_two(builder, block, address, key, begin, end)
             slots = iter(sums)
             for piece in group:
-                for chunk in load_piece(builder, block, address, piece):
+                chunks = (
+                    load_twins(builder, block, rows, piece)
+                    if block.paired
+                    else load_piece(builder, block, address, piece)
+                )
+                for chunk in chunks:
                     for factor in factors:
                         slot = next(slots)
-                        updated = call(builder, "fma", factor, chunk, builder.load(slot))
+                        total = builder.load(slot)
+                        updated = multiply_add_words(builder, form, factor, chunk, total)
                         builder.store(updated, slot)
         for slot, place in zip(sums, places, strict=True):
             store(builder, builder.load(slot), at(builder, output, place))
+
+
+def _seen_of_two(
+    builder: Any, block: Block, address: Any, key: Any, begin: Any, end: Any
+) -> list[Any]:
+    """Where the values of an even key and the next lie, or zeros in place of one that is not seen:
+    what it holds may be no number.
+    """
+    kind = ir.ArrayType(ir.IntType(8), block.kept_bytes)
+    zeros = cgutils.global_constant(builder.module, "zeros", ir.Constant(kind, None))
+    nothing = builder.ptrtoint(zeros, address.type)
+    following = builder.add(key, ir.Constant(key.type, 1))
+    return [
+        builder.select(builder.icmp_signed(">=", key, begin), address, nothing),
+        builder.select(
+            builder.icmp_signed("<", following, end),
+            at(builder, address, block.kept_bytes),
+            nothing,
+        ),
+    ]
 
 
 _WORD = types.int64
@@ -194,7 +231,7 @@ def weigh(
 
     Args:
         block: a `Block`.
-        weights: address of float32 [queries, TILE].
+        weights: address of float32 [queries, TILE], or of bfloat16 in the first half of each row.
         panels: address of int64 offsets in bytes, one for every sixteen keys of the tile.
         values: address that the offsets count from; sixteen values are rows in one piece.
         output: address of the sums, in scratch order, one every `state_bytes`.
