@@ -21,6 +21,7 @@ import random
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -67,12 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def questions(count: int, rng: random.Random) -> list[Prompt]:
     """Questions about `count` functions or classes, all different."""
-    known = [
-        (module, node.name)
-        for module, source in modules()
-        for node in definitions(ast.parse(source).body)
-    ]
-    chosen = rng.sample(known, count)
+    chosen = rng.sample(_functions(), count)
     return [
         _chat(rng.choice(QUESTIONS).format(module=module, name=name)) for module, name in chosen
     ]
@@ -80,10 +76,8 @@ def questions(count: int, rng: random.Random) -> list[Prompt]:
 
 def passages(count: int, rng: random.Random) -> list[Prompt]:
     """Tasks about `count` docstrings, all different and neither very short nor long."""
-    nodes = (node for _, source in modules() for node in definitions(ast.walk(ast.parse(source))))
-    texts = {ast.get_docstring(node) or "" for node in nodes}
-    fitting = sorted(text for text in texts if len(text.split()) in PASSAGE_WORDS)
-    return [_chat(f"{rng.choice(TASKS)}\n\n{text}") for text in rng.sample(fitting, count)]
+    chosen = rng.sample(_docstrings(), count)
+    return [_chat(f"{rng.choice(TASKS)}\n\n{text}") for text in chosen]
 
 
 def code(count: int, rng: random.Random) -> list[Prompt]:
@@ -116,6 +110,22 @@ def definitions(nodes: Iterable[ast.AST]) -> Iterator[ast.FunctionDef | ast.Clas
             continue
         if ast.get_docstring(node):
             yield node
+
+
+@cache  # it takes seconds
+def _functions() -> list[tuple[str, str]]:
+    return [
+        (module, node.name)
+        for module, source in modules()
+        for node in definitions(ast.parse(source).body)
+    ]
+
+
+@cache
+def _docstrings() -> list[str]:
+    nodes = (node for _, source in modules() for node in definitions(ast.walk(ast.parse(source))))
+    texts = {ast.get_docstring(node) or "" for node in nodes}
+    return sorted(text for text in texts if len(text.split()) in PASSAGE_WORDS)
 
 
 def _chat(question: str) -> Prompt:
