@@ -2,6 +2,8 @@
 for bit what they would have computed.
 """
 
+import random
+
 import pytest
 
 from benchmarks.drill.questions import Questioner
@@ -30,6 +32,7 @@ def real_cell(tmp_path_factory, model):
         model,
         engine="torch",
         worker=["--threads=1", "--num-blocks=256", "--max-num-batched-tokens=64"],
+        scheduler=["--worker-wait=120"],  # two that start at once on a busy machine
     )
     with cell.running():
         yield cell
@@ -43,7 +46,9 @@ def cell(real_cell):
 
 @pytest.fixture
 def load(cell, model):
-    load = Load(Questioner(model, 1), prompt=70, tokens=24, forms=FORMS)
+    seed = random.randrange(2**32)
+    print("questions of seed", seed)
+    load = Load(Questioner(model, seed), prompt=70, tokens=24, forms=FORMS)
     rehearse(cell, load)
     return load
 
