@@ -141,6 +141,14 @@ def default_of(field: "dataclasses.Field[Any]") -> Any:
     return field.default
 
 
+def part_of(cls: type[Any], name: str) -> str:
+    """What a setting is about, which is what the first class that has it is about."""
+    owner = next(
+        base for base in reversed(cls.__mro__) if name in getattr(base, "__dataclass_fields__", ())
+    )
+    return (owner.__doc__ or "").rstrip(".")
+
+
 def parse_boolean(text: str) -> bool:
     """Yes or no.
 

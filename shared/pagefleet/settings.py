@@ -33,6 +33,7 @@ from pagefleet.setting import (
     parse_secret,
     parse_size,
     parse_threads,
+    part_of,
     setting,
     variable_of,
 )
@@ -330,7 +331,7 @@ def parse(
         names = [field.name, *filter(None, [field.metadata["also"]])]
         variables, options = [*map(variable_of, names)], [*map(flag_of, names)]
         kind = (get_args(hints[field.name]) or (hints[field.name],))[0]  # T of `T | None`
-        title = _part(cls, field.name)
+        title = part_of(cls, field.name)
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         add = groups[title].add_argument
@@ -397,11 +398,3 @@ def _mistaken(env: Mapping[str, str]) -> tuple[str, str] | None:
             if near := difflib.get_close_matches(name, names, n=1, cutoff=0.8):
                 return variable, variable_of(near[0])
     return None
-
-
-def _part(cls: type[Any], name: str) -> str:
-    """What a setting is about, which is what the first class that has it is about."""
-    owner = next(
-        base for base in reversed(cls.__mro__) if name in getattr(base, "__dataclass_fields__", ())
-    )
-    return (owner.__doc__ or "").rstrip(".")
