@@ -113,6 +113,8 @@ def packed(weight: Tensor, bits: int, size: int, **options: Any) -> Packed:
         tensors["weight_zero_point"] = words(made.zeros.T, bits).T
     if options.get("shuffled"):
         tensors["weight_g_idx"] = made.groups.int()
+    elif size == 128:
+        tensors["weight_g_idx"] = torch.full((weight.shape[1],), -1)  # as some leave it unset
     return tensors, made.weight
 
 
@@ -253,9 +255,11 @@ CHECKPOINTS = {
 multiple of them have the matrices of the model."""
 
 
-def write_checkpoint(source: Path, target: Path, checkpoint: Checkpoint) -> Path:
-    """The model in `source`, with its linear layers quantized, in `target`; but not its head, nor
-    the value projection of its layer 1, as `ignore` and `modules_to_not_convert` leave some out.
+def write_checkpoint(
+    source: Path, target: Path, checkpoint: Checkpoint, *, head: bool = False
+) -> Path:
+    """The model in `source`, with its linear layers quantized, in `target`; its `head` if that is
+    asked for, and not the value projection of layer 1, as tools leave out what they are told to.
 
     Returns:
         A folder beside `target` with a model in float32 that has the same weights.
@@ -266,7 +270,9 @@ def write_checkpoint(source: Path, target: Path, checkpoint: Checkpoint) -> Path
     state = load_file(source / "model.safetensors")
     meant, stored = dict(state), dict(state)
     for name, weight in state.items():
-        if name.endswith("_proj.weight") and "layers.1.self_attn.v_proj" not in name:
+        linear = name.endswith("_proj.weight") or (head and name == "lm_head.weight")
+        if linear and "layers.1.self_attn.v_proj" not in name:
+            weight[0].abs_()  # so that some zero points are 0
             tensors, meant[name] = checkpoint.pack(weight.float())
             module = name.removesuffix(".weight")
             del stored[name]
