@@ -308,7 +308,7 @@ def test_a_plan_that_contradicts_the_slots(engine: TorchEngine) -> None:
 
 
 def test_facts(prepared_model: Prepared) -> None:
-    folder = prepared_model("llama")
+    folder = prepared_model("mistral")
     facts = load_engine(folder, replace(SETTINGS, num_blocks=10), lambda: None).facts
     assert (facts.blocks, facts.block_size, facts.slots) == (10, 16, 32)
     assert facts.max_model_len == 160
