@@ -1,7 +1,7 @@
 """Beam searches find what transformers' find, with the scores that it gives them."""
 
 from collections.abc import Callable
-from itertools import product
+from itertools import cycle, product
 from typing import NamedTuple
 
 import pytest
@@ -32,11 +32,15 @@ SETTINGS = [
 ]
 
 
+QUICK = set(zip(VARIANTS, cycle(SETTINGS), strict=False))
+"""Each model with a setting, and each setting with some models."""
+
+
 @pytest.mark.parametrize(
     ("name", "setting"),
     [
-        *product(VARIANTS, SETTINGS),
-        *[pytest.param(SMOLLM2, each, marks=pytest.mark.slow) for each in SETTINGS],
+        pytest.param(*each, marks=[] if each in QUICK else pytest.mark.slow)
+        for each in product([*VARIANTS, SMOLLM2], SETTINGS)
     ],
     ids=lambda value: value if isinstance(value, str) else f"width-{value.width}",
 )
