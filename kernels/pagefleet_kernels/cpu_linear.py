@@ -25,7 +25,7 @@ from pagefleet_kernels.cpu_gemm import PANEL, PANEL_VECTORS, TILE_ROWS, product,
 from pagefleet_kernels.cpu_grouped import Weights
 from pagefleet_kernels.cpu_ir import LANES, Format, device
 from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_tasks
-from pagefleet_kernels.cpu_lora import PackedLoras, add_loras
+from pagefleet_kernels.cpu_lora import PackedLoras, add_loras, send_for_loras
 from pagefleet_kernels.cpu_packing import arena, interleaved, packed, packed_groups
 from pagefleet_kernels.cpu_simd import (
     add,
@@ -129,6 +129,8 @@ def run_linear(form: Any, weights: Any, arguments: Any) -> None:
             end = arguments.rows * (tile + 1) // tiles
             values = arguments.values + begin * arguments.stride
             steps = arguments.steps
+            if arguments.loras:
+                send_for_loras(arguments, panel, begin, end)
             product(form, weights, end - begin, values, arguments.stride, place, steps, sums)
             if arguments.loras:
                 add_loras(form, arguments, panel, begin, end, sums)

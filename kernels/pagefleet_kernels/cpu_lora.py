@@ -32,6 +32,7 @@ from pagefleet_kernels.cpu_gemm import (
 from pagefleet_kernels.cpu_ir import LANES, Format, device
 from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_tasks
 from pagefleet_kernels.cpu_packing import arena, packed
+from pagefleet_kernels.cpu_rows import prefetch
 from pagefleet_kernels.cpu_simd import (
     add,
     load_floats,
@@ -76,6 +77,14 @@ def _end_of_run(adapters: int, row: int, end: int) -> int:
 
 
 @device
+def _entry_of(arguments: Any, row: int) -> int:
+    """Address of the entry of a row's adapter; 0 if it has none, or one that changes nothing."""
+    adapter = load_int32(arguments.adapters + row * 4)
+    entry = arguments.loras + (adapter - 1) * _ADAPTER_BYTES
+    return entry if adapter > 0 and load_int64(entry) > 0 else 0
+
+
+@device
 def _shrink_run(form: Any, arguments: Any, entry: int, panel: int, row: int, last: int) -> None:
     sums = sums_of_a_tile()
     steps = arguments.steps
@@ -100,14 +109,32 @@ def run_shrink(form: Any, arguments: Any) -> None:
         row, end = arguments.rows * tile // tiles, arguments.rows * (tile + 1) // tiles
         while row < end:
             behind = _end_of_run(arguments.adapters, row, end)
-            adapter = load_int32(arguments.adapters + row * 4)
-            entry = arguments.loras + (adapter - 1) * _ADAPTER_BYTES
-            if adapter > 0 and panel < load_int64(entry):
+            entry = _entry_of(arguments, row)
+            if entry and panel < load_int64(entry):
                 _shrink_run(form, arguments, entry, panel, row, behind)
             row = behind
         task += 1
         if task == last:
             task, last = next_tasks(arguments, tasks)
+
+
+@device
+def send_for_loras(arguments: Any, panel: int, begin: int, end: int) -> None:
+    """Has what `add_loras` will read brought near while the product is computed.
+
+    A panel of B is so short that the processor does not see a stream in it: without this most of
+    a step's time with adapters is that of waiting for memory, once for each panel.
+    """
+    row = begin
+    while row < end:
+        entry = _entry_of(arguments, row)
+        if entry:
+            outputs = load_int64(entry + 24) + panel * PANEL_VECTORS * _OUTPUTS_BYTES
+            for vector in range(PANEL_VECTORS):
+                place = load_int64(outputs + vector * _OUTPUTS_BYTES)
+                for step in range(load_int64(outputs + vector * _OUTPUTS_BYTES + 16)):
+                    prefetch(place + step * _VECTOR_BYTES)
+        row = _end_of_run(arguments.adapters, row, end)
 
 
 @device
@@ -120,9 +147,8 @@ def add_loras(form: Any, arguments: Any, panel: int, begin: int, end: int, sums:
     row = begin
     while row < end:
         behind = _end_of_run(arguments.adapters, row, end)
-        adapter = load_int32(arguments.adapters + row * 4)
-        entry = arguments.loras + (adapter - 1) * _ADAPTER_BYTES
-        if adapter > 0 and load_int64(entry) > 0:
+        entry = _entry_of(arguments, row)
+        if entry:
             for vector in range(PANEL_VECTORS):
                 number = panel * PANEL_VECTORS + vector
                 outputs = load_int64(entry + 24) + number * _OUTPUTS_BYTES

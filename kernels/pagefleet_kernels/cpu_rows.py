@@ -228,6 +228,17 @@ def emit_prefetch(builder: Any, address: Any) -> None:
 
 
 @intrinsic
+def prefetch(typing: Any, address: Any) -> Any:
+    """See `emit_prefetch`."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        emit_prefetch(builder, arguments[0])
+        return context.get_dummy_value()
+
+    return types.void(_WORD), lower
+
+
+@intrinsic
 def store_row(typing: Any, block: Any, scratch: Any, target: Any, divisor: Any) -> Any:
     """One row out of scratch order, divided by the float32 `divisor`, to memory."""
 
