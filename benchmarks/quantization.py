@@ -1,4 +1,4 @@
-"""How far quantized weights move a model's predictions, beside float32.
+"""How far quantized weights, keys and values move a model's predictions, beside float32.
 
     python benchmarks/quantization.py [--model M] [--text README.md] [--tokens 512]
 
@@ -26,7 +26,6 @@ from pagefleet_worker.loading import load_engine
 from pagefleet_worker.slots import Row, Slot
 
 
-@torch.inference_mode()
 def logprobs(folder: Path, settings: WorkerSettings, tokens: list[int]) -> Tensor:
     """Of every token of the vocabulary after each of `tokens`: float32 [len(tokens), V]."""
     engine = load_engine(folder, settings, lambda: None)
@@ -34,11 +33,13 @@ def logprobs(folder: Path, settings: WorkerSettings, tokens: list[int]) -> Tenso
     slot = Slot(SamplingParams(max_tokens=1, seed=0), len(tokens), array("i", tokens), [0], b"")
     slot.table.extend(range(-(-len(tokens) // block_size)))
     found = []
-    for start in range(0, len(tokens), size):
-        row = Row(0, slot, start, slot.tokens[start : start + size], 0)
-        hidden = engine.decoder.hidden(Batch.of([row], block_size, engine.pool.device), engine.pool)
-        logits = engine.decoder.logits(hidden, torch.arange(len(row.tokens)))
-        found.append(logits.log_softmax(-1))
+    with torch.inference_mode():
+        for start in range(0, len(tokens), size):
+            row = Row(0, slot, start, slot.tokens[start : start + size], 0)
+            batch = Batch.of([row], block_size, engine.pool.device)
+            hidden = engine.decoder.hidden(batch, engine.pool)
+            logits = engine.decoder.logits(hidden, torch.arange(len(row.tokens)))
+            found.append(logits.log_softmax(-1))
     return torch.cat(found)
 
 
@@ -73,13 +74,14 @@ def main() -> None:
     given, following = tokens[:-1], torch.tensor(tokens[1:]).unsqueeze(1)
     exact = logprobs(folder, plain, given)
     columns = ("KL mean", "max", "logprob mean", "max", "same choice", "perplexity")
-    print(f"{len(given)} positions; dtype, quantization: {', '.join(columns)}")
-    print("float32 none: ", *drift(exact, exact, following))
-    variants = [(dtype, way) for dtype in ("float32", "bfloat16") for way in ("none", "int8", own)]
-    for dtype, quantization in variants[1:]:
-        settings = replace(plain, dtype=dtype, quantization=quantization)
+    print(f"{len(given)} positions; dtype, quantization, keys: {', '.join(columns)}")
+    print("float32 none auto: ", *drift(exact, exact, following))
+    ways = (("none", "auto"), ("none", "fp8"), ("int8", "auto"), (own, "auto"))
+    variants = [(dtype, *way) for dtype in ("float32", "bfloat16") for way in ways]
+    for dtype, quantization, kept in variants[1:]:
+        settings = replace(plain, dtype=dtype, quantization=quantization, kv_cache_dtype=kept)
         found = logprobs(folder, settings, given)
-        print(f"{dtype} {quantization}: ", *drift(exact, found, following), flush=True)
+        print(f"{dtype} {quantization} {kept}: ", *drift(exact, found, following), flush=True)
 
 
 if __name__ == "__main__":
