@@ -130,12 +130,14 @@ class Batch:
 class Limits:
     """What this machine can do in the model's terms."""
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, clock: Clock) -> None:
+    def __init__(
+        self, config: DecoderConfig, dtype: torch.dtype, kv_dtype: torch.dtype, clock: Clock
+    ) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         layer = hidden * (2 * config.query_size + 2 * config.kv_size + 3 * inner)
         self.body, self.head = config.layers * layer, hidden * config.vocab_size
         self.itemsize = dtype.itemsize
-        self.kv_bytes = 2 * config.layers * config.kv_size * dtype.itemsize
+        self.kv_bytes = 2 * config.layers * config.kv_size * kv_dtype.itemsize
         self.seen_once = 4 * config.layers * config.query_size
         memory = torch.ones(1 << 26)
         self.read = memory.nbytes / clock.median(memory.sum, 9)
@@ -209,6 +211,7 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", default="none")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rows", type=int, nargs="*", default=(1, 8, 32, 64))
     parser.add_argument("--contexts", type=int, nargs="*", default=(128, 512, 1024))
@@ -223,6 +226,7 @@ def main() -> None:
         device="cpu",
         dtype=options.dtype,
         quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
         threads=options.threads,
         num_blocks=max(options.rows, default=1) * -(-longest // 16) + 64,
     )
@@ -236,7 +240,7 @@ def main() -> None:
     print(f"loaded in {time.perf_counter() - begin:.1f} s; load {os.getloadavg()[0]:.1f}")
     clock = Clock()
     config = load_config(folder)
-    limits = Limits(config, engine.pool.dtype, clock)
+    limits = Limits(config, engine.decoder.dtype, engine.pool.dtype, clock)
     print(
         f"{engine.facts.numerics}, {options.threads} threads: a sum reads {limits.read / 1e9:.1f} "
         f"GB/s, a product does {limits.multiplied / 1e9:.0f} GFLOP/s"
