@@ -19,3 +19,9 @@ HERE = Path(__file__).parent
 @pytest.mark.timeout(900)
 def test_what_a_gpu_does_without_a_gpu():
     run_interpreted("-m", "not slow", str(HERE))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_a_gpu_does_without_a_gpu_at_length():
+    run_interpreted("-m", "slow", str(HERE))

@@ -37,9 +37,9 @@ def test_streams_are_those_of_a_cpu(
     write_checkpoint(small_model("llama"), tmp_path / "model", CHECKPOINTS[name])
     folder = prepare(str(tmp_path / "model"), tmp_path / "cache")
     prompts = random_prompts(generator, 2, 24)
-    params = [greedy(3)] * len(prompts)
+    params = [greedy(2)] * len(prompts)
     expected = Driver(load_engine(folder, CPU, lambda: None)).run(prompts, params)
-    engine = triton_engine(folder, device, quantization=OWN, sizes=(1, 2))
+    engine = triton_engine(folder, device, quantization=OWN, sizes=(2,))
     assert engine.decoder.bits == [CHECKPOINTS[name].kept]
     found = Driver(engine, chunk=20, lookahead=True).run(prompts, params)
     for stream, right in zip(found, expected, strict=True):
