@@ -86,19 +86,15 @@ def generated(oracle: torch.nn.Module, prompt: list[int]) -> list[int]:
     return answer.sequences[0, len(prompt) :][:clear].tolist()
 
 
-def assert_generated(oracle: torch.nn.Module, prompt: list[int], tokens: list[int]) -> None:
-    expected = generated(oracle, prompt)
-    assert tokens[: len(expected)] == expected
-
-
 def test_greedy_tokens_in_any_company(
     engine: TorchEngine, oracle: torch.nn.Module, generator: random.Random
 ) -> None:
     prompts = [random_tokens(generator, 80) for _ in range(4)]
+    answers = [generated(oracle, prompt) for prompt in prompts]
     for chunk, lookahead in ((1000, False), (generator.randint(1, 30), True)):
         streams = Driver(engine, chunk=chunk, lookahead=lookahead).run(prompts, [GREEDY] * 4)
-        for stream in streams:
-            assert_generated(oracle, stream.prompt, stream.output)
+        for stream, expected in zip(streams, answers, strict=True):
+            assert stream.output[: len(expected)] == expected
 
 
 def test_greedy_tokens_with_a_shared_prefix(
@@ -115,7 +111,8 @@ def test_greedy_tokens_with_a_shared_prefix(
     cell.assert_idle()
     assert cell.planner.prefix_hits == 3 * 32
     for request, prompt in zip(requests, prompts, strict=True):
-        assert_generated(oracle, prompt, cell.clients[request].tokens[0])
+        expected = generated(oracle, prompt)
+        assert cell.clients[request].tokens[0][: len(expected)] == expected
 
 
 def test_bits_do_not_depend_on_the_batch(engine: TorchEngine, generator: random.Random) -> None:
