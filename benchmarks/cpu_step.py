@@ -13,8 +13,8 @@ be done while it multiplies, across parts and layers. Figures are medians. On
 one thread time is that thread's own CPU time, which busy neighbours disturb least. The parts are
 timed in runs of their own, stage by stage; what those runs cost more is not in the step's time.
 
-With `--adapters 4` four random LoRA adapters of all matrices are loaded, and rows have them in
-turns; no limit counts them.
+With `--adapters 0 1 4` four random LoRA adapters of all matrices are loaded, and every step is
+computed without, with one for all rows, and with four in turns. The limits do not count them.
 """
 
 import argparse
@@ -28,6 +28,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -48,6 +49,7 @@ from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import Engine
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.lora import CONFIG_FILE, TENSORS_FILE, module_sizes
+from pagefleet_worker.model_files import fingerprint
 
 PARTS = ("linear", "attention", "norm", "rotary", "quantize", "shrink", "logits")
 GREEDY = SamplingParams(max_tokens=1 << 20, seed=0, temperature=0)
@@ -195,14 +197,18 @@ def measure(
 
 
 def line(
-    rows: int, count: int, context: int, found: list[float], limits: tuple[float, float]
+    rows: int,
+    count: int,
+    context: int,
+    adapters: int,
+    found: list[float],
+    limits: tuple[float, float],
 ) -> str:
     """One row of the table, in tokens a second and milliseconds."""
     cells = [f"{1e3 * each:10.2f}" for each in (*found, found[0] - sum(found[1:]), limits[0])]
     shares = "".join(f" {limit / found[0]:7.0%}" for limit in limits)
-    return (
-        f"{rows:4} {count:6} {context:7} {rows * count / found[0]:8.0f} {''.join(cells)} {shares}"
-    )
+    shape = f"{rows:4} {count:6} {context:7} {adapters:8}"
+    return f"{shape} {rows * count / found[0]:8.0f} {''.join(cells)} {shares}"
 
 
 def main() -> None:
@@ -217,7 +223,7 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="*", default=(128, 512, 1024))
     parser.add_argument("--chunks", type=int, nargs="*", default=(128, 512), help="prefills")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--adapters", type=int, default=0, help="LoRA adapters, random ones")
+    parser.add_argument("--adapters", type=int, nargs="*", default=(0,), help="LoRA adapters")
     parser.add_argument("--rank", type=int, default=16, help="of the adapters")
     options = parser.parse_args()
     longest = max(options.contexts, default=0) + options.repeats + 16
@@ -232,14 +238,14 @@ def main() -> None:
     )
     begin = time.perf_counter()
     folder = prepared_folder(settings)
+    config = load_config(folder)
     with tempfile.TemporaryDirectory() as scratch:
-        if options.adapters:
-            folder = adapted(folder, Path(scratch, "model"), options.adapters, options.rank)
+        if most := max(options.adapters):
+            folder = adapted(folder, Path(scratch, "model"), most, options.rank)
         engine = load_engine(folder, settings, lambda: None)
     engine.team = None  # all threads compute every step
     print(f"loaded in {time.perf_counter() - begin:.1f} s; load {os.getloadavg()[0]:.1f}")
     clock = Clock()
-    config = load_config(folder)
     limits = Limits(config, engine.decoder.dtype, engine.pool.dtype, clock)
     print(
         f"{engine.facts.numerics}, {options.threads} threads: a sum reads {limits.read / 1e9:.1f} "
@@ -247,19 +253,18 @@ def main() -> None:
     )
     columns = ("step ms", *PARTS, "others", "limit")
     print(
-        "rows tokens context tokens/s"
+        "rows tokens context adapters tokens/s"
         + "".join(f"{name:>10}" for name in columns)
         + "   of it at once"
     )
-    for context in options.contexts:
-        for rows in options.rows:
-            batch = Batch(engine, rows, context, options.repeats + 5, options.adapters)
-            found = measure(engine, clock, options.repeats, batch.run)
-            print(line(rows, 1, context, found, limits.seconds(rows, 1, context)), flush=True)
-    for count in options.chunks:
-        prefill = partial(fill, engine, count, options.adapters)
-        found = measure(engine, clock, 5, prefill)
-        print(line(1, count, 0, found, limits.seconds(1, count, 0)), flush=True)
+    for context, rows, adapters in product(options.contexts, options.rows, options.adapters):
+        batch = Batch(engine, rows, context, options.repeats + 5, adapters)
+        found = measure(engine, clock, options.repeats, batch.run)
+        shape = (rows, 1, context)
+        print(line(*shape, adapters, found, limits.seconds(*shape)), flush=True)
+    for count, adapters in product(options.chunks, options.adapters):
+        found = measure(engine, clock, 5, partial(fill, engine, count, adapters))
+        print(line(1, count, 0, adapters, found, limits.seconds(1, count, 0)), flush=True)
 
 
 def fill(engine: Engine, tokens: int, adapters: int) -> None:
@@ -280,7 +285,9 @@ def adapted(model: Path, folder: Path, count: int, rank: int) -> Path:
     (folder / CONFIG_FILE).write_text(json.dumps(settings))
     save_file(tensors, folder / TENSORS_FILE)
     adapters = tuple(Adapter(f"adapter-{number}", str(folder)) for number in range(count))
-    msgspec.structs.replace(Manifest.load(model), adapters=adapters).save(folder)
+    manifest = msgspec.structs.replace(Manifest.load(model), adapters=adapters)
+    made = fingerprint(folder, manifest.weights, adapters)
+    msgspec.structs.replace(manifest, fingerprint=made).save(folder)
     return folder
 
 
