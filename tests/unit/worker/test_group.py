@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from benchmarks.drill.processes import is_alive
-from pagefleet.manifest import CONFIG_FILE
+from pagefleet.manifest import CONFIG_FILE, Manifest
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings, flags
 from pagefleet.wire import Plan, unpack_floats
@@ -34,7 +34,7 @@ from pagefleet_worker.group import (
 )
 from pagefleet_worker.interface import DeviceLostError, PlanError
 from pagefleet_worker.loading import load_engine
-from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.model_files import ModelError, fingerprint
 from pagefleet_worker.pending import Pending
 from pagefleet_worker.prepare import prepare
 from pagefleet_worker.ranks import ALONE
@@ -261,6 +261,9 @@ def test_what_a_rank_alone_refuses_is_told(
     folder = Path(copytree(prepared_model("llama"), tmp_path / "own"))
     config = json.loads((folder / CONFIG_FILE).read_text())
     (folder / CONFIG_FILE).write_text(json.dumps(config | {"num_hidden_layers": layers}))
+    manifest = Manifest.load(folder)
+    made = fingerprint(folder, manifest.weights, manifest.adapters)
+    msgspec.structs.replace(manifest, fingerprint=made).save(folder)
     own = replace(SETTINGS, tensor_parallel_size=2)
     ends: SimpleQueue[tuple[int, int]] = SimpleQueue()
     rendezvous = os.memfd_create("ranks")
