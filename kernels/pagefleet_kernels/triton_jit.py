@@ -28,6 +28,7 @@ def jit_once_for(*arguments: str) -> Callable[[Callable[..., Any]], Any]:
 def source_digest() -> str:
     """What tells these kernels from those of another version, compiler included."""
     digest = hashlib.sha256(triton.__version__.encode())
-    for source in sorted(pathlib.Path(__file__).parent.glob("triton_*.py")):
+    folder = pathlib.Path(__file__).parent
+    for source in (*sorted(folder.glob("triton_*.py")), folder / "quantized.py"):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:8]

@@ -18,12 +18,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pagefleet.manifest import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE
 from pagefleet_kernels.lora import Factors
 from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.model_files import ModelError, read_json
-
-CONFIG_FILE = "adapter_config.json"
-TENSORS_FILE = "adapter_model.safetensors"
 
 FUSED = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -121,10 +119,10 @@ def read_adapter(folder: Path, config: DecoderConfig) -> LoraAdapter:
         ModelError: it cannot be served with this model; a sentence says why.
     """
     scales = _read_config(folder)
-    path = folder / TENSORS_FILE
+    path = folder / ADAPTER_WEIGHTS_FILE
     if not path.is_file():
         raise ModelError(
-            f"{folder} lacks {TENSORS_FILE}. Save the adapter with save_pretrained(folder); "
+            f"{folder} lacks {ADAPTER_WEIGHTS_FILE}. Save the adapter with save_pretrained: "
             "pickled ones (adapter_model.bin) are never read."
         )
     try:
@@ -183,10 +181,12 @@ def _ending(pattern: str) -> str:
 
 
 def _read_config(folder: Path) -> _Scales:
-    path = folder / CONFIG_FILE
+    path = folder / ADAPTER_CONFIG_FILE
     values = read_json(path)
     if values is None:
-        raise ModelError(f"{folder} lacks {CONFIG_FILE}: it is no adapter in PEFT's format.")
+        raise ModelError(
+            f"{folder} lacks {ADAPTER_CONFIG_FILE}: it is no adapter in PEFT's format."
+        )
     if values.get("peft_type") != "LORA":
         raise ModelError(
             f"{path} describes an adapter of the type {values.get('peft_type')!r}; only LORA is "

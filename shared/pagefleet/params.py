@@ -31,7 +31,7 @@ MAX_GRAMMAR_CHARACTERS = 1 << 18
 MAX_GRAMMAR_ITEMS = 10_000
 """Parser items that a guide may take for one token: what is ambiguous beyond reason is refused."""
 
-MAX_FORCED_BYTES = 1 << 12
+MAX_FORCED_BYTES = 1 << 14
 """In a row, about which a guide may leave no choice: all that are left are tokenized anew for every
 token, which took a worker 10 to 40 ms where a pattern was 60,000 literal characters."""
 

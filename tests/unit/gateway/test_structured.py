@@ -119,8 +119,8 @@ def wide(width: int) -> dict[str, Any]:
         ({"structured_outputs": {"grammar": 'start: "a" <|im_end|>'}}, "cannot say"),
         ({"structured_outputs": {"regex": "a" * (MAX_GRAMMAR_CHARACTERS + 1)}}, "262144"),
         ({"structured_outputs": {"choice": ["b" * (MAX_GRAMMAR_CHARACTERS + 1)]}}, "262144"),
-        ({"structured_outputs": {"regex": "ab{4096}"}}, "4096 bytes in a row"),
-        ({"structured_outputs": {"json": {"const": "a" * 4096}}}, "4096 bytes in a row"),
+        ({"structured_outputs": {"regex": "ab{16384}"}}, "16384 bytes in a row"),
+        ({"structured_outputs": {"json": {"const": "a" * 16384}}}, "16384 bytes in a row"),
         ({"structured_outputs": {"whitespace": True, "regex": "a"}}, "whitespace"),
         (
             {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pagefleet.manifest import Adapter, Manifest
+from pagefleet.manifest import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, Adapter, Manifest
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet.wire import unpack_floats
@@ -25,7 +25,7 @@ from pagefleet_worker.decoder import Decoder
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import PlanError
 from pagefleet_worker.loading import load_engine
-from pagefleet_worker.lora import CONFIG_FILE, TENSORS_FILE, read_adapter
+from pagefleet_worker.lora import read_adapter
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.model_loading import Means, load_model
 from pagefleet_worker.prepare import prepare
@@ -253,7 +253,7 @@ def test_drafts_and_forks_keep_their_adapter(
     assert twin.output == expected.output
 
 
-@pytest.mark.parametrize("file", [CONFIG_FILE, TENSORS_FILE])
+@pytest.mark.parametrize("file", [ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE])
 def test_one_that_changed_after_it_was_prepared(
     file: str, tmp_path: Path, small_model: Prepared
 ) -> None:
@@ -262,7 +262,9 @@ def test_one_that_changed_after_it_was_prepared(
     folder = prepare(str(model), tmp_path, adapters={"few": str(tmp_path / "few")})
     other = tmp_path / "other"
     make_adapter("few", model, other, seed=1)
-    (other / CONFIG_FILE).write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 3}))
+    (other / ADAPTER_CONFIG_FILE).write_text(
+        json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 3})
+    )
     (other / file).rename(tmp_path / "few" / file)
     with pytest.raises(ModelError, match=r"have changed since .* was made from them"):
         load_engine(folder, SETTINGS, _nothing)
@@ -313,8 +315,10 @@ def test_what_an_adapter_holds(saved: Path, config: DecoderConfig) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_adapters_of_16_bits(dtype: torch.dtype, saved: Path, config: DecoderConfig) -> None:
-    tensors = {name: each.to(dtype) for name, each in load_file(saved / TENSORS_FILE).items()}
-    save_file(tensors, saved / TENSORS_FILE)
+    tensors = {
+        name: each.to(dtype) for name, each in load_file(saved / ADAPTER_WEIGHTS_FILE).items()
+    }
+    save_file(tensors, saved / ADAPTER_WEIGHTS_FILE)
     changes = list(read_adapter(saved, config).layers(config, torch.float32, CPU))
     (query, value) = changes[2]["qkv"]
     assert torch.equal(query.down, tensors[NAME.format(2, "self_attn.q_proj", "A")].float())
@@ -343,8 +347,8 @@ def test_adapters_of_16_bits(dtype: torch.dtype, saved: Path, config: DecoderCon
 def test_configs_that_are_not_served(
     changes: dict[str, Any], reason: str, saved: Path, config: DecoderConfig
 ) -> None:
-    values = json.loads((saved / CONFIG_FILE).read_text())
-    (saved / CONFIG_FILE).write_text(json.dumps(values | changes))
+    values = json.loads((saved / ADAPTER_CONFIG_FILE).read_text())
+    (saved / ADAPTER_CONFIG_FILE).write_text(json.dumps(values | changes))
     with pytest.raises(ModelError, match=reason):
         read_adapter(saved, config)
 
@@ -377,7 +381,10 @@ def test_configs_that_are_not_served(
 def test_tensors_that_are_not_served(
     name: str, shape: tuple[int, ...], reason: str, saved: Path, config: DecoderConfig
 ) -> None:
-    save_file(load_file(saved / TENSORS_FILE) | {name: torch.ones(shape)}, saved / TENSORS_FILE)
+    save_file(
+        load_file(saved / ADAPTER_WEIGHTS_FILE) | {name: torch.ones(shape)},
+        saved / ADAPTER_WEIGHTS_FILE,
+    )
     with pytest.raises(ModelError, match=reason):
         read_adapter(saved, config)
 
@@ -393,9 +400,9 @@ def test_tensors_that_are_not_served(
 def test_tensors_of_no_numbers(
     value: float, dtype: torch.dtype, saved: Path, config: DecoderConfig
 ) -> None:
-    tensors = load_file(saved / TENSORS_FILE)
+    tensors = load_file(saved / ADAPTER_WEIGHTS_FILE)
     tensors[NAME.format(2, "mlp.up_proj", "B")][5, 1] = value
-    save_file(tensors, saved / TENSORS_FILE)
+    save_file(tensors, saved / ADAPTER_WEIGHTS_FILE)
     adapter = read_adapter(saved, config)
     with pytest.raises(
         ModelError, match=r"layers\.2\.mlp\.up_proj\.lora_B\.weight' in .* holds NaN"
@@ -404,22 +411,24 @@ def test_tensors_of_no_numbers(
 
 
 def test_files_that_are_not_there(saved: Path, config: DecoderConfig) -> None:
-    (saved / TENSORS_FILE).write_bytes(b"nothing")
+    (saved / ADAPTER_WEIGHTS_FILE).write_bytes(b"nothing")
     with pytest.raises(ModelError, match="is no safetensors file"):
         read_adapter(saved, config)
-    save_file({}, saved / TENSORS_FILE)
+    save_file({}, saved / ADAPTER_WEIGHTS_FILE)
     with pytest.raises(ModelError, match="holds no tensor"):
         read_adapter(saved, config)
-    (saved / TENSORS_FILE).rename(saved / "adapter_model.bin")
+    (saved / ADAPTER_WEIGHTS_FILE).rename(saved / "adapter_model.bin")
     with pytest.raises(ModelError, match=r"lacks adapter_model.safetensors. .* are never read"):
         read_adapter(saved, config)
-    (saved / CONFIG_FILE).unlink()
+    (saved / ADAPTER_CONFIG_FILE).unlink()
     with pytest.raises(ModelError, match=r"lacks adapter_config.json: it is no adapter in PEFT's"):
         read_adapter(saved, config)
 
 
 def test_tensors_of_numbers_that_are_not_read(saved: Path, config: DecoderConfig) -> None:
-    tensors = {name: each.to(torch.int8) for name, each in load_file(saved / TENSORS_FILE).items()}
-    save_file(tensors, saved / TENSORS_FILE)
+    tensors = {
+        name: each.to(torch.int8) for name, each in load_file(saved / ADAPTER_WEIGHTS_FILE).items()
+    }
+    save_file(tensors, saved / ADAPTER_WEIGHTS_FILE)
     with pytest.raises(ModelError, match=r"is I8 .* in F32 or F16 or BF16"):
         read_adapter(saved, config)
