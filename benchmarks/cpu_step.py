@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from pagefleet.manifest import Adapter, Manifest
+from pagefleet.manifest import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, Adapter, Manifest
 from pagefleet.params import SamplingParams
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import DEFAULT_MODEL, WorkerSettings
@@ -48,7 +48,7 @@ from pagefleet_worker.config import DecoderConfig, load_config
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import Engine
 from pagefleet_worker.loading import load_engine
-from pagefleet_worker.lora import CONFIG_FILE, TENSORS_FILE, module_sizes
+from pagefleet_worker.lora import module_sizes
 from pagefleet_worker.model_files import fingerprint
 
 PARTS = ("linear", "attention", "norm", "rotary", "quantize", "shrink", "logits")
@@ -282,8 +282,8 @@ def adapted(model: Path, folder: Path, count: int, rank: int) -> Path:
             tensors[f"{name}.lora_A.weight"] = torch.randn(rank, inputs) / inputs**0.5
             tensors[f"{name}.lora_B.weight"] = torch.randn(outputs, rank) / 100
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
-    (folder / CONFIG_FILE).write_text(json.dumps(settings))
-    save_file(tensors, folder / TENSORS_FILE)
+    (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(settings))
+    save_file(tensors, folder / ADAPTER_WEIGHTS_FILE)
     adapters = tuple(Adapter(f"adapter-{number}", str(folder)) for number in range(count))
     manifest = msgspec.structs.replace(Manifest.load(model), adapters=adapters)
     made = fingerprint(folder, manifest.weights, adapters)
