@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks import gpu_check, gpu_correctness
+from benchmarks.correctness.comparison import Check
 from benchmarks.gpu_check import check_kernels, run_parts
-from benchmarks.gpu_correctness import Check
 from benchmarks.gpu_step import CONFIG, Company, limit_of, step_seconds
 from pagefleet.settings import WorkerSettings
 from pagefleet_worker.loading import load_engine

@@ -1,0 +1,144 @@
+"""What lies between attentions: norms, activations, products, and what adapters add to them."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from benchmarks.correctness.comparison import ROUNDING, Check, Inputs, error_of
+from pagefleet_kernels import reference
+from pagefleet_kernels.lora import Factors
+from pagefleet_kernels.quantized import GROUP, Quantized
+from pagefleet_kernels.triton_activation import silu_mul
+from pagefleet_kernels.triton_lora import HeldLoras
+from pagefleet_kernels.triton_matmul import product
+from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
+from pagefleet_kernels.triton_quantized import PackedGroups, quantized_product
+
+
+def quick(inputs: Inputs) -> Iterator[partial[Check]]:
+    """A few seconds in the interpreter."""
+    yield partial(_norms, inputs, torch.float32, 576)
+    yield partial(_activation, inputs, torch.float32, 1536)
+    yield partial(_product, inputs, torch.float32, 70, 100, 90)
+    yield partial(_invariant_product, inputs, torch.float32, 100, 40)
+    yield partial(_quantized_product, inputs, torch.float16, 4, 3, 1056, 70)
+    yield partial(_quantized_product, inputs, torch.float32, 8, 20, 96, 90)
+    yield partial(_invariant_quantized_product, inputs, torch.float32, 160)
+    yield partial(_adapters, inputs, torch.float32, 20, 70, 50)
+
+
+def full(inputs: Inputs) -> Iterator[partial[Check]]:
+    """The shapes of models that are served, and their borders."""
+    for dtype in (torch.bfloat16, torch.float32):
+        yield partial(_norms, inputs, dtype, 4096)
+        yield partial(_norms, inputs, dtype, 80)
+        yield partial(_activation, inputs, dtype, 14336)
+        for count in (1, 64, 200):
+            yield partial(_product, inputs, dtype, count, 4096, 6144)
+            yield partial(_adapters, inputs, dtype, count, 4096, 3072)
+            for bits in (4, 8):
+                yield partial(_quantized_product, inputs, dtype, bits, count, 4096, 6144)
+    yield partial(_quantized_product, inputs, torch.float16, 4, 17, 14336, 4096)
+    yield partial(_quantized_product, inputs, torch.bfloat16, 4, 5, 96, 33)
+    yield partial(_invariant_product, inputs, torch.bfloat16, 4096, 4096)
+    yield partial(_invariant_quantized_product, inputs, torch.bfloat16, 4096)
+
+
+def _norms(inputs: Inputs, dtype: torch.dtype, size: int) -> Check:
+    values, residual = (inputs.normal(37, size, dtype=dtype) for _ in range(2))
+    weight = inputs.normal(size, dtype=dtype)
+    found = rms_norm(values, weight, 1e-5), *add_rms_norm(values, residual, weight, 1e-5)
+    added = values.double() + residual.double()
+    expected = (
+        reference.rms_norm(values.double(), weight.double(), 1e-5),
+        reference.rms_norm(found[2].double(), weight.double(), 1e-5),
+        added,
+    )
+    error = max(map(error_of, found, expected))
+    return Check("rms_norm, add_rms_norm", f"37 x {size}", error, ROUNDING[dtype])
+
+
+def _activation(inputs: Inputs, dtype: torch.dtype, size: int) -> Check:
+    gate_up = inputs.normal(37, 2 * size, dtype=dtype) * 3
+    error = error_of(silu_mul(gate_up), reference.silu_mul(gate_up.double()))
+    return Check("silu_mul", f"37 x {size}", error, ROUNDING[dtype])
+
+
+def _product(inputs: Inputs, dtype: torch.dtype, rows: int, width: int, outputs: int) -> Check:
+    values = inputs.normal(rows, width, dtype=dtype)
+    weight = inputs.normal(outputs, width, dtype=dtype) / width**0.5
+    bias = inputs.normal(outputs, dtype=dtype)
+    expected = values.double() @ weight.double().T + bias.double()
+    error = error_of(product(values, weight, bias), expected)
+    return Check("product", f"{rows} x {width} x {outputs}", error, ROUNDING[dtype])
+
+
+def _invariant_product(inputs: Inputs, dtype: torch.dtype, width: int, outputs: int) -> Check:
+    """Rows alone and in small batches, against all together."""
+    values = inputs.normal(150, width, dtype=dtype)
+    weight = inputs.normal(outputs, width, dtype=dtype)
+    together = product(values, weight)
+    error = 0.0
+    for first, last in ((0, 1), (149, 150), (60, 70), (3, 140)):
+        error += error_of(product(values[first:last], weight), together[first:last])
+    return Check("product", "a row alone or in a batch", error, 0.0)
+
+
+def random_matrix(inputs: Inputs, bits: int, outputs: int, width: int) -> Quantized:
+    """Of weights of about 1 / sqrt(width)."""
+    if bits == 8:
+        return Quantized.of(inputs.normal(outputs, width) / width**0.5)
+    numbers = inputs.normal(outputs, width).mul_(4).add_(8).clamp_(0, 15).to(torch.uint8)
+    scales = inputs.normal(outputs, width // GROUP).abs_().add_(0.5) / (4 * width**0.5)
+    return Quantized(numbers, scales.half(), (-7.3 * scales).half())
+
+
+def _quantized_product(
+    inputs: Inputs, dtype: torch.dtype, bits: int, rows: int, width: int, outputs: int
+) -> Check:
+    """With the weights as they are widened to the type of the inputs."""
+    matrix = random_matrix(inputs, bits, outputs, width)
+    values, bias = inputs.normal(rows, width, dtype=dtype), inputs.normal(outputs, dtype=dtype)
+    weight = matrix.dequantized().to(dtype).double()
+    expected = values.double() @ weight.T + bias.double()
+    error = error_of(quantized_product(values, PackedGroups.of(matrix), bias), expected)
+    case = f"{rows} x {width} x {outputs}, {bits} bits"
+    return Check("quantized_product", case, error, ROUNDING[dtype])
+
+
+def _invariant_quantized_product(inputs: Inputs, dtype: torch.dtype, width: int) -> Check:
+    """Rows alone and in small batches, against all together."""
+    values = inputs.normal(90, width, dtype=dtype)
+    matrix = PackedGroups.of(random_matrix(inputs, 4, 96, width))
+    together = quantized_product(values, matrix, invariant=True)
+    error = 0.0
+    for first, last in ((0, 1), (89, 90), (60, 70), (3, 80)):
+        alone = quantized_product(values[first:last], matrix, invariant=True)
+        error += error_of(alone, together[first:last])
+    return Check("quantized_product", "a row alone or in a batch", error, 0.0)
+
+
+def _adapters(inputs: Inputs, dtype: torch.dtype, rows: int, width: int, outputs: int) -> Check:
+    """Of three adapters, one of which leaves half of the outputs alone; rows alone have the same
+    bits.
+    """
+    loras = []
+    for rank, halves in ((16, 2), (40, 1), (3, 2)):
+        down = inputs.normal(rank, width, dtype=dtype) / width**0.5
+        up = inputs.normal(outputs, rank, dtype=dtype) / rank**0.5
+        loras.append([Factors(half * outputs, down, up, 0.7) for half in range(halves)])
+    held = HeldLoras(loras)
+    values, before = inputs.normal(rows, width, dtype=dtype), inputs.normal(rows, 2 * outputs)
+    numbers = (torch.arange(rows, device=inputs.device) % 4).to(torch.int32)
+    found = before.to(dtype)
+    expected = found + reference.lora(values.double(), numbers, loras, 2 * outputs)
+    alone = found.clone()
+    held.add(found, values, numbers)
+    for row in (0, rows // 2, rows - 1):
+        one = slice(row, row + 1)
+        held.add(alone[one], values[one], numbers[one])
+        if not torch.equal(alone[one], found[one]):
+            return Check("lora", "a row alone or in a batch", torch.inf, 0.0)
+    error = error_of(found, expected)
+    return Check("lora", f"{rows} x {width} x {outputs}", error, ROUNDING[dtype])
