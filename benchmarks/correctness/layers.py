@@ -85,7 +85,7 @@ def _invariant_product(inputs: Inputs, dtype: torch.dtype, width: int, outputs: 
     return Check("product", "a row alone or in a batch", error, 0.0)
 
 
-def random_matrix(inputs: Inputs, bits: int, outputs: int, width: int) -> Quantized:
+def _random_matrix(inputs: Inputs, bits: int, outputs: int, width: int) -> Quantized:
     """Of weights of about 1 / sqrt(width)."""
     if bits == 8:
         return Quantized.of(inputs.normal(outputs, width) / width**0.5)
@@ -98,7 +98,7 @@ def _quantized_product(
     inputs: Inputs, dtype: torch.dtype, bits: int, rows: int, width: int, outputs: int
 ) -> Check:
     """With the weights as they are widened to the type of the inputs."""
-    matrix = random_matrix(inputs, bits, outputs, width)
+    matrix = _random_matrix(inputs, bits, outputs, width)
     values, bias = inputs.normal(rows, width, dtype=dtype), inputs.normal(outputs, dtype=dtype)
     weight = matrix.dequantized().to(dtype).double()
     expected = values.double() @ weight.T + bias.double()
@@ -110,7 +110,7 @@ def _quantized_product(
 def _invariant_quantized_product(inputs: Inputs, dtype: torch.dtype, width: int) -> Check:
     """Rows alone and in small batches, against all together."""
     values = inputs.normal(90, width, dtype=dtype)
-    matrix = PackedGroups.of(random_matrix(inputs, 4, 96, width))
+    matrix = PackedGroups.of(_random_matrix(inputs, 4, 96, width))
     together = quantized_product(values, matrix, invariant=True)
     error = 0.0
     for first, last in ((0, 1), (89, 90), (60, 70), (3, 80)):
