@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.faults.conftest import kill_gateway_at
+from tests.sse import lines
 
 TOKENS = 60
 slow = pytest.mark.slow
@@ -57,7 +58,7 @@ def read(server, body, last_id="", watch=lambda events: None):
         httpx.stream("POST", url, json=body, headers=headers, timeout=60) as response,
     ):
         assert response.status_code == 200
-        for line in response.iter_lines():
+        for line in lines(response):
             if line.startswith("id: "):
                 name = line.removeprefix("id: ")
             elif line.startswith("data: "):

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 def random_rows(generator: random.Random, block_size: int) -> list[Row]:
     """Rows anywhere in sequences whose tables may reach further than the step."""
-    blocks = list(range(1000))
+    blocks = list(range(12 * 151))  # as many as all rows may have
     generator.shuffle(blocks)
     rows = []
     for number in range(generator.randint(1, 12)):
