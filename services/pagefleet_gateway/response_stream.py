@@ -18,6 +18,7 @@ from pagefleet_gateway.choice import Piece
 from pagefleet_gateway.errors import ApiError, too_late
 from pagefleet_gateway.generation import Generation
 from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.one_line import one_line
 from pagefleet_gateway.response_body import ReasoningOptions, ResponseBody, TextOptions
 from pagefleet_gateway.response_events import (
     Completed,
@@ -122,7 +123,7 @@ class ResponseRenderer:
             numerics = self._answer.choices[0].numerics
             had = Had(self._made, self._digest, ends, numerics)
             head += f"id: {event_id(self._ticket, [position(had)])}\n"
-        return b"%sdata: %s\n\n" % (head.encode(), _encoder.encode(event))
+        return b"%sdata: %s\n\n" % (head.encode(), one_line(_encoder.encode(event)))
 
 
 def _begun(generation: Generation) -> ResponseObject:

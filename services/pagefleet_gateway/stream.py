@@ -25,6 +25,7 @@ from pagefleet_gateway.logprobs import (
 )
 from pagefleet_gateway.message import answer_of, delta_of
 from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.one_line import one_line
 from pagefleet_gateway.responses import (
     ChatChoice,
     ChatChunk,
@@ -47,8 +48,8 @@ _ANY_TEXT_IN_JSON = _encoder.encode(_ANY_TEXT)
 
 
 def event(content: bytes) -> bytes:
-    """One event of a stream; the content is JSON, which has no line breaks."""
-    return b"data: " + content + b"\n\n"
+    """One event of a stream; the content is JSON."""
+    return b"data: " + one_line(content) + b"\n\n"
 
 
 class Renderer:
@@ -150,7 +151,7 @@ class Renderer:
 
     def _text_event(self, index: int, text: str) -> bytes:
         before, after = self._around_text[index]
-        return before + _encoder.encode(text) + after
+        return before + one_line(_encoder.encode(text)) + after
 
     def _completion_chunk(self, index: int, piece: Piece) -> bytes:
         choice = self._completion_choice(index, index, piece, first=index not in self._started)

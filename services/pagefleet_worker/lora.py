@@ -15,13 +15,12 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pagefleet.manifest import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE
 from pagefleet_kernels.lora import Factors
 from pagefleet_worker.config import DecoderConfig
-from pagefleet_worker.model_files import ModelError, read_json
+from pagefleet_worker.model_files import ModelError, open_safetensors, read_json
 
 FUSED = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -89,7 +88,7 @@ class LoraAdapter:
             ModelError: one holds what is no number, or none in `dtype`.
         """
         sizes = module_sizes(config)
-        with safe_open(self.tensors, framework="pt") as file:
+        with open_safetensors(self.tensors, "pt") as file:
 
             def read(name: str) -> Tensor:
                 tensor: Tensor = file.get_tensor(name).to(device, dtype)
@@ -125,13 +124,8 @@ def read_adapter(folder: Path, config: DecoderConfig) -> LoraAdapter:
             f"{folder} lacks {ADAPTER_WEIGHTS_FILE}. Save the adapter with save_pretrained: "
             "pickled ones (adapter_model.bin) are never read."
         )
-    try:
-        with safe_open(path, framework="np") as file:
-            found = {name: _Header.of(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ModelError(
-            f"{path} is no safetensors file: {error}. Save the adapter again."
-        ) from error
+    with open_safetensors(path, "np") as file:
+        found = {name: _Header.of(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
     return LoraAdapter(path, _modules(path, found, scales, config))
 
 

@@ -143,7 +143,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def open_safetensors(path: str, framework: Literal["np", "pt"]) -> Any:
+def open_safetensors(path: str | Path, framework: Literal["np", "pt"]) -> Any:
     """The file, mapped into memory; its tensors are of `framework`.
 
     Raises:
@@ -155,7 +155,7 @@ def open_safetensors(path: str, framework: Literal["np", "pt"]) -> Any:
         return safe_open(path, framework=framework)
     except SafetensorError as error:
         raise ModelError(
-            f"{path} is no safetensors file: {error}. Download or save the model again."
+            f"{path} is no safetensors file: {error}. Download or save it again."
         ) from error
 
 

@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from tests.faults.conftest import kill_gateway_at
-from tests.sse import lines
 
 TOKENS = 60
 slow = pytest.mark.slow
@@ -58,7 +57,7 @@ def read(server, body, last_id="", watch=lambda events: None):
         httpx.stream("POST", url, json=body, headers=headers, timeout=60) as response,
     ):
         assert response.status_code == 200
-        for line in lines(response):
+        for line in response.iter_lines():
             if line.startswith("id: "):
                 name = line.removeprefix("id: ")
             elif line.startswith("data: "):

@@ -12,7 +12,6 @@ from benchmarks.drill.questions import SAMPLED
 from tests.faults.cell import PATIENCE, wait_until
 from tests.faults.conftest import kill_gateway_at
 from tests.faults.proxy import Action
-from tests.sse import lines
 
 
 def read(server, question, last_id=None, watch=lambda tokens, last_id: None):
@@ -25,7 +24,7 @@ def read(server, question, last_id=None, watch=lambda tokens, last_id: None):
         httpx.stream("POST", url, content=question.body, headers=headers, timeout=60) as response,
     ):
         assert response.status_code == 200
-        for line in lines(response):
+        for line in response.iter_lines():
             name, _, content = line.partition(": ")
             if name == "id":
                 last_id = content

@@ -100,6 +100,7 @@ def streamed(
 
 def parsed(written: bytes) -> list[tuple[str, Any]]:
     found = []
+    assert written.decode().splitlines() == written.decode().split("\n")[:-1]
     for event in written.decode().split("\n\n")[:-1]:
         lines = dict(line.split(": ", 1) for line in event.split("\n"))
         data = checked_event(json.loads(lines["data"]))
@@ -195,6 +196,7 @@ NOTATION = [
     "é",
     " ",
     "\n",
+    "\u2028",
 ]
 
 

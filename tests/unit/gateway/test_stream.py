@@ -216,6 +216,23 @@ def test_events_of_text_alone_are_written_like_all_others(kind: str, include_usa
     assert [chunk["choices"][0]["index"] for chunk in without_text] == [0, 0, 0, 1, 1, 1]
 
 
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_no_text_ends_the_line_of_its_event(kind: str, logprobs: bool) -> None:
+    asked = {"logprobs": 1 if kind == "completion" else True} if logprobs else {}
+    answer = answer_to(kind, stream=True, **asked)
+    renderer = Renderer(answer, echo_model())
+    content, text = renderer.start(), "\x85 \u2028 \u2029"
+    for item in outputs(answer, [text, text, text]):
+        content += renderer.events(answer.take([item]))
+    lines = [line for line in content.decode().splitlines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    said = [choice for chunk in chunks for choice in chunk["choices"]]
+    texts = [one.get("text") or one.get("delta", {}).get("content") or "" for one in said]
+    assert "".join(texts) == 3 * text
+
+
 @pytest.mark.parametrize("role", ["assistant", "user"])
 def test_a_chat_echoes_the_message_that_it_continues(role: str) -> None:
     messages = [{"role": "user", "content": "Well?"}, {"role": role, "content": "Once"}]
