@@ -98,12 +98,14 @@ class Process:
         return f"<Process {self._name} pid={self._popen.pid}>"
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal. Only while `ended` has not returned."""
-        os.kill(self._popen.pid, number)
+        """Send it a signal, unless it has ended: its number may be another process's by then."""
+        if self._popen.returncode is None:
+            os.kill(self._popen.pid, number)
 
     def kill(self) -> None:
-        """End it and its whole group at once. Only while `ended` has not returned."""
-        os.killpg(self._popen.pid, signal.SIGKILL)
+        """End it and its whole group at once, unless it has ended."""
+        if self._popen.returncode is None:
+            os.killpg(self._popen.pid, signal.SIGKILL)
 
     async def ended(self) -> int:
         """Wait for its end, kill what is left of its group, and give its status as Popen does.

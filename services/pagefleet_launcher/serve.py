@@ -136,8 +136,7 @@ async def _prepare(asked: ServeSettings, interrupts: Interrupts) -> Path | None:
         raise CannotServe(f"no process can be started: {error.strerror}.") from error
     ended = asyncio.create_task(process.ended())
     await first_of(asyncio.wait([ended]), interrupts.drain.wait())
-    if not ended.done():
-        process.kill()
+    process.kill()
     return Path(process.output.strip()) if await ended == 0 else None
 
 

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import selectors
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -28,6 +29,24 @@ def test_a_line_without_an_end_is_said_in_pieces(capfd: pytest.CaptureFixture[st
     assert (len("".join(pieces)), last) == (50 * 65536, "end")
     assert all(len(piece) > LONGEST_LINE for piece in pieces[:-1])
     assert len(pieces) > 1
+
+
+def test_a_process_that_has_ended_is_sent_nothing() -> None:
+    """What it started in a session of its own keeps its output open, which `ended` still reads."""
+    start = "import subprocess; subprocess.Popen(['sleep', '1'], start_new_session=True)"
+
+    async def watch() -> None:
+        process = Process("child", [sys.executable, "-W", "ignore", "-c", start])
+        ended = asyncio.create_task(process.ended())
+        while children() != before:
+            await asyncio.sleep(0.01)
+        assert not ended.done()
+        process.send(signal.SIGTERM)
+        process.kill()
+        assert await ended == 0
+
+    before = children()
+    asyncio.run(watch())
 
 
 class ScarceSelector(selectors.EpollSelector):
