@@ -15,11 +15,11 @@ from pagefleet_kernels import cpu_attention
 from pagefleet_kernels.cpu_cache import has_panels
 from pagefleet_kernels.cpu_grouped import BLOCK_BYTES
 from pagefleet_kernels.cpu_launch import FORMATS
-from pagefleet_kernels.cpu_linear import PackedLinear
+from pagefleet_kernels.cpu_linear import Epilogue, PackedLinear
 from pagefleet_kernels.cpu_lora import PackedLoras
 from pagefleet_kernels.cpu_program import Program, Stage
 from pagefleet_kernels.cpu_rows import PANEL
-from pagefleet_kernels.layers import DecoderLayer, Layer, StackShape
+from pagefleet_kernels.layers import DecoderLayer, DenseMlp, Layer, StackShape
 from pagefleet_kernels.quantized import GROUP
 
 
@@ -32,10 +32,10 @@ class LayerStack:
         """`norm` follows the last layer; `cos_sin` is that of `reference.rotary_write_kv`."""
         self._layers, self._norm, self._cos_sin, self._shape = layers, norm, cos_sin, shape
         self._kv_scales: Tensor | None = None
-        gated = layers[0].gated
-        assert isinstance(gated, PackedLinear)
-        self._gated_size, self._weights = gated.columns, gated.weights
-        loras = [part.loras for part in _parts(layers) if isinstance(part, PackedLinear)]
+        packed = [part for part in _parts(layers) if isinstance(part, PackedLinear)]
+        self._gated_size = max(part.columns for part in packed if part.epilogue is Epilogue.GATE)
+        self._weights = packed[0].weights
+        loras = [part.loras for part in packed]
         self._inner_size = max((each.inner_size for each in loras if each is not None), default=0)
         self._write_down(capacity=16)
 
@@ -141,8 +141,7 @@ class LayerStack:
             self._add_attention(layer, window, kv_scales)
             self._add_linear(layer.output, self._attended, self._projected)
             self._add_norm(self._projected, layer.mlp_norm, self._normed, self._residual)
-            self._add_linear(layer.gated, self._normed, self._gated)
-            self._add_linear(layer.down, self._gated, self._projected)
+            self._add_mlp(layer.mlp)
             self._add_norm(self._projected, next_norm, self._normed, self._residual)
             self._program.end_section()
         self._program.close()
@@ -201,6 +200,11 @@ class LayerStack:
             partial_size=heads.partial_size,
             scale=shape.head_size**-0.5,
         )
+
+    def _add_mlp(self, mlp: Layer) -> None:
+        assert isinstance(mlp, DenseMlp)
+        self._add_linear(mlp.gated, self._normed, self._gated)
+        self._add_linear(mlp.down, self._gated, self._projected)
 
     def _add_linear(self, layer: Layer, values: Tensor, output: Tensor) -> None:
         assert isinstance(layer, PackedLinear)
@@ -284,5 +288,9 @@ def stack(
 
 
 def _parts(layers: Sequence[DecoderLayer]) -> list[Layer]:
-    """All linear layers."""
-    return [part for layer in layers for part in (layer.qkv, layer.output, layer.gated, layer.down)]
+    """All linear layers, or what is in the place of some."""
+    parts: list[Layer] = []
+    for layer in layers:
+        mlp = [layer.mlp.gated, layer.mlp.down] if isinstance(layer.mlp, DenseMlp) else [layer.mlp]
+        parts += [layer.qkv, layer.output, *mlp]
+    return parts

@@ -16,6 +16,19 @@ class Layer(Protocol):
 
 
 @dataclass(frozen=True)
+class DenseMlp:
+    """A feed-forward part that all rows go through; a `Layer` itself."""
+
+    gated: Layer
+    """silu(gate) * up"""
+    down: Layer
+
+    def __call__(self, values: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """See `Layer`."""
+        return self.down(self.gated(values, adapters), adapters)
+
+
+@dataclass(frozen=True)
 class DecoderLayer:
     """One layer of a decoder; norms are [size], of the numbers' dtype."""
 
@@ -26,9 +39,8 @@ class DecoderLayer:
     """Norms of single heads, before they are rotated."""
     output: Layer
     mlp_norm: Tensor
-    gated: Layer
-    """silu(gate) * up"""
-    down: Layer
+    mlp: Layer
+    """The feed-forward part: dense, or of experts."""
 
 
 @dataclass(frozen=True)

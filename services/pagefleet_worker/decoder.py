@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagefleet_kernels.dispatch import Kernels
-from pagefleet_kernels.layers import DecoderLayer, Stack, StackShape
+from pagefleet_kernels.layers import DecoderLayer, DenseMlp, Stack, StackShape
 from pagefleet_worker.batch import Batch
 from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.lora import FUSED, LayerFactors, LoraAdapter
@@ -40,8 +40,10 @@ def prepare_layer(
         key_norm=weights.key_norm,
         output=kernels.linear(weights.output, weights.output_bias, loras["output"]),
         mlp_norm=weights.mlp_norm,
-        gated=kernels.gated(weights.gate_up, weights.gate_up_bias, loras["gate_up"]),
-        down=kernels.linear(weights.down, weights.down_bias, loras["down"]),
+        mlp=DenseMlp(
+            gated=kernels.gated(weights.gate_up, weights.gate_up_bias, loras["gate_up"]),
+            down=kernels.linear(weights.down, weights.down_bias, loras["down"]),
+        ),
     )
 
 
@@ -158,8 +160,8 @@ class Decoder:
         ):
             attended = ranks.sum(self._attention(layer, normed, window, batch, *kept))
             normed, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, eps)
-            gated = ranks.sum(layer.down(layer.gated(normed, batch.adapters), batch.adapters))
-            normed, residual = kernels.add_rms_norm(gated, residual, next_norm, eps)
+            fed = ranks.sum(layer.mlp(normed, batch.adapters))
+            normed, residual = kernels.add_rms_norm(fed, residual, next_norm, eps)
             self._progress()
         return normed
 
