@@ -5,6 +5,7 @@ import dataclasses
 import re
 import types
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from math import inf
 from typing import Any
 
@@ -22,7 +23,7 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} is no size; write for example 512MiB or 2GiB")
     number, prefix, binary = match.groups()
     power = " kmgt".index(prefix.lower() or " ")
-    return int(float(number) * (1024 if binary or not prefix else 1000) ** power)
+    return int(Fraction(number) * (1024 if binary or not prefix else 1000) ** power)
 
 
 def parse_threads(text: str) -> int:

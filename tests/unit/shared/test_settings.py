@@ -1,11 +1,12 @@
 """Flags and variables become settings; what is unknown or malformed stops the start."""
 
+import contextlib
 import dataclasses
 
 import pytest
 
 from pagefleet import settings
-from pagefleet.setting import parse_size
+from pagefleet.setting import flag_of, parse_size
 from pagefleet.settings import GatewaySettings, SchedulerSettings, ServeSettings, WorkerSettings
 
 ALL = (GatewaySettings, SchedulerSettings, WorkerSettings, ServeSettings)
@@ -57,6 +58,15 @@ def test_what_is_wrong_is_said(
         settings.parse(WorkerSettings, argv, env)
     assert stopped.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(ServeSettings)])
+def test_a_number_of_any_length_is_taken_or_refused(name: str, digits: int) -> None:
+    """Python's own limits are 308 digits of a float and 4300 of an int that is read."""
+    with contextlib.suppress(SystemExit):
+        parsed = settings.parse(ServeSettings, [f"{flag_of(name)}={'9' * digits}"], {})
+        assert getattr(parsed, name) == "9" * digits
 
 
 @pytest.mark.parametrize(
