@@ -26,11 +26,9 @@ from pagefleet_kernels.quantized import GROUP
 class LayerStack:
     """Runs all layers of a decoder over the tokens of a step."""
 
-    def __init__(
-        self, layers: Sequence[DecoderLayer], norm: Tensor, cos_sin: Tensor, shape: StackShape
-    ) -> None:
-        """`norm` follows the last layer; `cos_sin` is that of `reference.rotary_write_kv`."""
-        self._layers, self._norm, self._cos_sin, self._shape = layers, norm, cos_sin, shape
+    def __init__(self, layers: Sequence[DecoderLayer], norm: Tensor, shape: StackShape) -> None:
+        """`norm` follows the last layer."""
+        self._layers, self._norm, self._shape = layers, norm, shape
         self._kv_scales: Tensor | None = None
         packed = [part for part in _parts(layers) if isinstance(part, PackedLinear)]
         self._gated_size = max(part.columns for part in packed if part.epilogue is Epilogue.GATE)
@@ -127,7 +125,7 @@ class LayerStack:
 
     def _write_program(self, *, adapted: bool) -> Program:
         """All layers, with or without what adapters add."""
-        norm, heads, windows = self._norm, self._heads, self._shape.windows
+        norm, heads = self._norm, self._heads
         self._program = Program(FORMATS[norm.dtype], self._weights, heads.narrow, heads.wide)
         self._adapted = adapted
         self._add_norm(self._residual, self._layers[0].attention_norm, self._normed)
@@ -135,10 +133,8 @@ class LayerStack:
         kept = [0] * len(following)
         if self._kv_scales is not None:
             kept = [scales.data_ptr() for scales in self._kv_scales]
-        for layer, window, kv_scales, next_norm in zip(
-            self._layers, windows, kept, following, strict=True
-        ):
-            self._add_attention(layer, window, kv_scales)
+        for layer, kv_scales, next_norm in zip(self._layers, kept, following, strict=True):
+            self._add_attention(layer, kv_scales)
             self._add_linear(layer.output, self._attended, self._projected)
             self._add_norm(self._projected, layer.mlp_norm, self._normed, self._residual)
             self._add_mlp(layer.mlp)
@@ -147,7 +143,7 @@ class LayerStack:
         self._program.close()
         return self._program
 
-    def _add_attention(self, layer: DecoderLayer, window: int, kv_scales: int) -> None:
+    def _add_attention(self, layer: DecoderLayer, kv_scales: int) -> None:
         shape, heads = self._shape, self._heads
         itemsize, head_bytes = self._qkv.element_size(), shape.head_size * self._qkv.element_size()
         self._add_linear(layer.qkv, self._normed, self._qkv)
@@ -177,7 +173,7 @@ class LayerStack:
             rotated=self._query.data_ptr(),
             value=value,
             value_stride=stride,
-            rotation=self._cos_sin.data_ptr(),
+            rotation=layer.rotation.data_ptr(),
             kv_scales=kv_scales,
             query_heads=shape.query_heads,
             heads=shape.heads,
@@ -195,10 +191,11 @@ class LayerStack:
             padded=heads.padded,
             tokens_per_task=heads.tokens_per_task,
             capacity=heads.capacity,
-            window=window,
+            window=layer.window,
             room_size=heads.room_size,
             partial_size=heads.partial_size,
-            scale=shape.head_size**-0.5,
+            scale=shape.scale,
+            softcap=shape.softcap,
         )
 
     def _add_mlp(self, mlp: Layer) -> None:
@@ -274,9 +271,7 @@ class LayerStack:
         )
 
 
-def stack(
-    layers: Sequence[DecoderLayer], norm: Tensor, cos_sin: Tensor, shape: StackShape
-) -> LayerStack | None:
+def stack(layers: Sequence[DecoderLayer], norm: Tensor, shape: StackShape) -> LayerStack | None:
     """All layers as one; None unless every linear layer is packed, all alike, and heads can be
     compiled.
     """
@@ -284,7 +279,7 @@ def stack(
     kinds = {part.weights if isinstance(part, PackedLinear) else None for part in parts}
     if None in kinds or len(kinds) > 1 or not has_panels(norm.dtype, shape.head_size):
         return None
-    return LayerStack(layers, norm, cos_sin, shape)
+    return LayerStack(layers, norm, shape)
 
 
 def _parts(layers: Sequence[DecoderLayer]) -> list[Layer]:

@@ -13,9 +13,7 @@ from pagefleet_kernels.lora import Loras
 from pagefleet_kernels.quantized import Matrix, Quantized
 
 
-def _no_stack(
-    layers: Sequence[DecoderLayer], norm: Tensor, cos_sin: Tensor, shape: StackShape
-) -> None: ...
+def _no_stack(layers: Sequence[DecoderLayer], norm: Tensor, shape: StackShape) -> None: ...
 
 
 def _nothing_to_compile(
@@ -30,7 +28,7 @@ class Kernels:
 
     `warm_up(dtype, that of the pool, query heads, key/value heads, head size)` compiles everything
     that a model of this shape will call one by one, so that no step waits for a compiler.
-    `stack(layers, norm, cosines and sines, shape)` makes one call of all layers of a decoder, where
+    `stack(layers, norm, shape)` makes one call of all layers of a decoder, where
     the device gains by that. `sample` is `triton_sampling.sample`, where the device has that.
     `invariant`: a row's bits do not depend on its batch.
     `block_multiple`: blocks must hold a multiple of so many tokens.
@@ -51,7 +49,7 @@ class Kernels:
     sample: Callable[..., Tensor] | None = None
     invariant: bool = True
     block_multiple: int = 1
-    stack: Callable[[Sequence[DecoderLayer], Tensor, Tensor, StackShape], Stack | None] = _no_stack
+    stack: Callable[[Sequence[DecoderLayer], Tensor, StackShape], Stack | None] = _no_stack
     warm_up: Callable[[torch.dtype, torch.dtype, int, int, int], None] = _nothing_to_compile
 
 

@@ -1,10 +1,20 @@
 """What the layers of a decoder are to kernels that run all of them at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from torch import Tensor
+
+
+class Activation(Enum):
+    """What gates go through before they multiply."""
+
+    SILU = 0
+    """x * sigmoid(x)"""
+    GELU_TANH = 1
+    """GELU by tanh (Hendrycks and Gimpel, 2016, section 2)"""
 
 
 class Layer(Protocol):
@@ -41,18 +51,21 @@ class DecoderLayer:
     mlp_norm: Tensor
     mlp: Layer
     """The feed-forward part: dense, or of experts."""
+    rotation: Tensor
+    """Cosines and sines, see `reference.rotary_write_kv`."""
+    window: int
+    """See `reference.attention`."""
 
 
 @dataclass(frozen=True)
 class StackShape:
-    """Sizes that all layers of a decoder share; `windows` has one for each layer (see
-    `reference.attention`).
-    """
+    """What all layers of a decoder share; for `scale` and `softcap` see `reference.attention`."""
 
     query_heads: int
     heads: int
     head_size: int
-    windows: Sequence[int]
+    scale: float
+    softcap: float
     eps: float
 
 

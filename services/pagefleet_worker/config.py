@@ -1,36 +1,56 @@
 """What the decoder must know of a model: `DecoderConfig`, read from a config in HF's terms.
 
-Models of the Llama family are one computation with a few switches (biases, norms on queries and
-keys, tied embeddings, windows). A config that asks for anything else is refused: a model that runs
-almost right is worse than one that does not start.
+Models of many families (`families`) are one computation with a few switches: where norms are and
+how they round, biases, windows and ropes of each layer, an activation, factors and soft caps. A
+config that asks for anything else is refused: a model that runs almost right is worse than one that
+does not start.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from pagefleet.manifest import CONFIG_FILE
+from pagefleet_kernels.layers import Activation
 from pagefleet_worker.causal_model import ModelShape
 from pagefleet_worker.checkpoints import format_of
+from pagefleet_worker.families import (
+    FAMILIES,
+    FULL,
+    SLIDING,
+    Family,
+    HfConfig,
+    QkNorm,
+    turned_layers,
+)
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.rope import VARIANTS, Rope
 from pagefleet_worker.stored_matrix import Format
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES = tuple(FAMILIES)
 """Values of `model_type` that are supported."""
-
-_DEFAULT_THETA = 10000.0
 
 _Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(ModelShape):
-    """Sizes and switches of one decoder.
+    """Sizes and switches of one decoder; the switches are off by default.
 
+    pre_norms: whether attention and feed-forward part read normed numbers.
+    post_norms: whether what they give is normed before it is added.
+    norm_offset: what is added to the weights of norms before they multiply.
+    wide_norms: whether norms are rounded once, behind their weights, which are float32.
+    ropes: of each layer.
+    scale: see `reference.attention`, as for `softcap`.
+    embedding_scale: the factor on embedded tokens, rounded to the numbers' type.
+    residual_factor: the factor on what attention and feed-forward part add.
+    logits_softcap: logits become cap * tanh(logit / cap), after they are divided by
+        `logits_divisor`; 0 means off.
+    fused: whether the files hold queries, keys and values as one matrix, as gates and values.
     format: how matrices are stored that are quantized; None if none are.
     """
 
@@ -38,14 +58,30 @@ class DecoderConfig(ModelShape):
     hidden_size: int
     intermediate_size: int
     norm_eps: float
-    rope: Rope
+    ropes: tuple[Rope, ...]
     max_positions: int
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
+    scale: float
     tied_embeddings: bool
+    pre_norms: bool = True
+    post_norms: bool = False
+    norm_offset: float = 0.0
+    wide_norms: bool = False
+    qk_norm: QkNorm = QkNorm.NONE
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    activation: Activation = Activation.SILU
+    softcap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_factor: float = 1.0
+    logits_divisor: float = 1.0
+    logits_softcap: float = 0.0
+    fused: bool = False
     format: Format | None = None
+
+    def within(self, length: int) -> "DecoderConfig":
+        """The same for sequences of up to so many tokens."""
+        return replace(self, ropes=tuple(rope.within(length) for rope in self.ropes))
 
 
 def load_config(folder: Path) -> DecoderConfig:
@@ -64,23 +100,30 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
         ModelError: the decoder does not cover this model; a sentence says why.
     """
     architecture = values.get("model_type")
-    if architecture not in ARCHITECTURES:
+    if architecture not in FAMILIES:
         raise ModelError(
             f"The architecture {architecture!r} is not supported; these are: "
             f"{', '.join(ARCHITECTURES)}."
         )
-    activation = values.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ModelError(f"The activation {activation!r} is not supported; only 'silu' is.")
-    if values.get("is_causal") is False:
+    family = FAMILIES[architecture]
+    if values.get("is_causal") is False or values.get("use_bidirectional_attention"):
         raise ModelError("Its tokens see those that follow them; only causal attention is served.")
-    raw = _convert(values, _HfConfig)
+    raw = _convert(family.fields(values), HfConfig)
     if raw.num_attention_heads % (raw.num_key_value_heads or 1):
         raise ModelError(
             f"{raw.num_attention_heads} attention heads cannot share "
             f"{raw.num_key_value_heads} key/value heads evenly: the config is malformed."
         )
-    attention_bias = raw.attention_bias and architecture != "mistral"
+    head_dim = raw.head_dim or raw.hidden_size // raw.num_attention_heads
+    kinds = _kinds(family, raw)
+    switches = {
+        "qkv_bias": raw.attention_bias,
+        "output_bias": raw.attention_bias,
+        "embedding_scale": (
+            raw.hidden_size**0.5 if family.root_embedding else raw.embedding_multiplier
+        ),
+        **family.always,
+    }
     return DecoderConfig(
         architecture=architecture,
         vocab_size=raw.vocab_size,
@@ -89,72 +132,93 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
         layers=raw.num_hidden_layers,
         heads=raw.num_attention_heads,
         kv_heads=raw.num_key_value_heads or raw.num_attention_heads,
-        head_dim=raw.head_dim or raw.hidden_size // raw.num_attention_heads,
+        head_dim=head_dim,
         norm_eps=raw.rms_norm_eps,
-        rope=_rope(values, raw.max_position_embeddings),
+        ropes=_ropes(family, values, raw, kinds),
         max_positions=raw.max_position_embeddings,
-        windows=_windows(architecture, raw),
-        qkv_bias=attention_bias or architecture == "qwen2",
-        output_bias=attention_bias and architecture != "qwen2",
-        mlp_bias=raw.mlp_bias and architecture == "llama",
-        qk_norm=architecture == "qwen3",
+        windows=tuple((raw.sliding_window or 0) * (kind == SLIDING) for kind in kinds),
+        scale=raw.attention_multiplier or (raw.query_pre_attn_scalar or head_dim) ** -0.5,
         tied_embeddings=raw.tie_word_embeddings,
         dtype=values.get("dtype") or values.get("torch_dtype"),
+        mlp_bias=raw.mlp_bias,
+        activation=_activation(family, raw),
+        softcap=raw.attn_logit_softcapping or 0.0,
+        residual_factor=raw.residual_multiplier,
+        logits_divisor=raw.logits_scaling,
+        logits_softcap=raw.final_logit_softcapping or 0.0,
         format=format_of(values),
+        **switches,
     )
 
 
-class _HfConfig(msgspec.Struct, frozen=True):
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    rms_norm_eps: float
-    max_position_embeddings: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    tie_word_embeddings: bool = False
-    sliding_window: int | None = None
-    use_sliding_window: bool = False
-    max_window_layers: int = 28
-    layer_types: list[str] | None = None
-
-
-def _windows(architecture: str, raw: _HfConfig) -> tuple[int, ...]:
-    """Which layers see a window only: all of Mistral's, the upper ones of Qwen's."""
-    everywhere = architecture == "mistral"
-    if not raw.sliding_window or not (everywhere or raw.use_sliding_window):
-        return (0,) * raw.num_hidden_layers
-    if everywhere:
-        return (raw.sliding_window,) * raw.num_hidden_layers
-    kinds = raw.layer_types or [
-        "sliding_attention" if layer >= raw.max_window_layers else "full_attention"
-        for layer in range(raw.num_hidden_layers)
-    ]
-    return tuple(raw.sliding_window if kind == "sliding_attention" else 0 for kind in kinds)
-
-
-def _rope(values: dict[str, Any], max_positions: int) -> Rope:
-    """The rope parameters, which older configs spread over `rope_scaling` and `rope_theta`."""
-    parameters = {
-        "rope_theta": values.get("rope_theta") or _DEFAULT_THETA,
-        "original_max_position_embeddings": values.get(
-            "original_max_position_embeddings", max_positions
-        ),
-        **(values.get("rope_parameters") or values.get("rope_scaling") or {}),
-    }
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind not in VARIANTS:
+def _activation(family: Family, raw: HfConfig) -> Activation:
+    name = raw.hidden_activation or raw.hidden_act
+    if name not in family.activations:
         raise ModelError(
-            f"The rope variant {kind!r} is not supported; these are: {', '.join(VARIANTS)}."
+            f"The activation {name!r} is not supported; these are: "
+            f"{', '.join(map(repr, family.activations))}."
         )
-    partial = parameters.get("partial_rotary_factor", values.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
+    return family.activations[name]
+
+
+def _kinds(family: Family, raw: HfConfig) -> list[str]:
+    """Which layers have a window."""
+    if not (raw.sliding_window and raw.use_sliding_window) and family.local_theta is None:
+        return [FULL] * raw.num_hidden_layers
+    kinds = raw.layer_types or family.layer_types(raw)
+    if unknown := sorted(set(kinds) - {FULL, SLIDING}):
+        raise ModelError(f"Layers of {', '.join(unknown)} are not supported.")
+    if len(kinds) != raw.num_hidden_layers:
+        raise ModelError(
+            f"It has {raw.num_hidden_layers} layers, and layer_types names {len(kinds)}: the "
+            "config is malformed."
+        )
+    return kinds
+
+
+def _ropes(
+    family: Family, values: dict[str, Any], raw: HfConfig, kinds: list[str]
+) -> tuple[Rope, ...]:
+    ropes = {kind: _rope(family, values, raw, kind) for kind in set(kinds)}
+    each = zip(kinds, turned_layers(raw), strict=True)
+    still = Rope(rope_theta=family.theta, partial_rotary_factor=0.0)
+    return tuple(ropes[kind] if turned else still for kind, turned in each)
+
+
+def _rope(family: Family, values: dict[str, Any], raw: HfConfig, kind: str) -> Rope:
+    """The rope of layers of a kind."""
+    parameters = _rope_parameters(family, values, kind)
+    variant = parameters.get("rope_type", parameters.get("type", "default"))
+    if variant not in VARIANTS:
+        raise ModelError(
+            f"The rope variant {variant!r} is not supported; these are: {', '.join(VARIANTS)}."
+        )
+    partial = values.get("partial_rotary_factor")
+    rope = {
+        "original_max_position_embeddings": values.get(
+            "original_max_position_embeddings", raw.max_position_embeddings
+        ),
+        "max_position_embeddings": raw.max_position_embeddings,
+        "partial_rotary_factor": 1.0 if partial is None else partial,
+        **parameters,
+    }
+    if rope["partial_rotary_factor"] != 1 and not family.partial_rope:
         raise ModelError("A rotary embedding of a part of each head is not supported.")
-    return _convert(parameters, VARIANTS[kind])
+    return _convert(rope, VARIANTS[variant])
+
+
+def _rope_parameters(family: Family, values: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Those that the config has for a kind of layers. Older configs spread them over `rope_scaling`
+    and `rope_theta`, and have scaling for layers without windows alone, if the kinds differ.
+    """
+    found: dict[str, Any] = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    theta = values.get("rope_theta") or family.theta
+    if family.local_theta is None:
+        return {"rope_theta": theta, **found}
+    if kind == SLIDING:
+        theta = values.get("rope_local_base_freq") or family.local_theta
+    own = found.get(kind, {} if kind == SLIDING or SLIDING in found else found)
+    return {"rope_theta": theta, **(own or {})}
 
 
 def _convert(values: dict[str, Any], kind: type[_Kind]) -> _Kind:

@@ -29,7 +29,11 @@ from pagefleet_worker.weights import DecoderWeights, LayerWeights
 
 
 def prepare_layer(
-    weights: LayerWeights, kernels: Kernels, changes: Sequence[LayerFactors] = ()
+    weights: LayerWeights,
+    kernels: Kernels,
+    rotation: Tensor,
+    window: int,
+    changes: Sequence[LayerFactors] = (),
 ) -> DecoderLayer:
     """A layer whose matrices are as `kernels` want them; `changes` are those of each adapter."""
     loras = {field: [each[field] for each in changes] for field in FUSED}
@@ -44,6 +48,8 @@ def prepare_layer(
             gated=kernels.gated(weights.gate_up, weights.gate_up_bias, loras["gate_up"]),
             down=kernels.linear(weights.down, weights.down_bias, loras["down"]),
         ),
+        rotation=rotation,
+        window=window,
     )
 
 
@@ -64,30 +70,36 @@ class Decoder:
         self.kernels = kernels
         self.adapters = len(loras)
         self._ranks = ranks
-        self.layers = self._prepare_layers(weights, loras)
+        self.layers = self._prepare_layers(weights, max_positions, loras)
         self.bits = sorted(weights.bits)
         self._embedding, self._norm = weights.embedding, weights.norm
         self._head = kernels.head(weights.head)
         self._progress = progress
-        cos_sin = config.rope.table(config.head_dim, max_positions)
-        self._cos_sin = cos_sin.to(weights.embedding.device)
         heads = (config.heads, config.kv_heads, config.head_dim)
-        shape = StackShape(*heads, config.windows, config.norm_eps)
+        shape = StackShape(*heads, config.scale, config.softcap, config.norm_eps)
         self._kv_scales: Tensor | None = None
         self._stack: Stack | None = None
         if ranks is ALONE:
-            self._stack = kernels.stack(self.layers, self._norm, self._cos_sin, shape)
+            self._stack = kernels.stack(self.layers, self._norm, shape)
         if self._stack is None:
             self._warm_up()
 
     def _prepare_layers(
-        self, weights: DecoderWeights, loras: Sequence[LoraAdapter]
+        self, weights: DecoderWeights, max_positions: int, loras: Sequence[LoraAdapter]
     ) -> list[DecoderLayer]:
-        embedding, count = weights.embedding, self.config.layers
-        changes = [each.layers(self.config, embedding.dtype, embedding.device) for each in loras]
+        config, embedding, count = self.config, weights.embedding, self.config.layers
+        tables = {
+            rope: rope.table(config.head_dim, max_positions).to(embedding.device)
+            for rope in set(config.ropes)
+        }
+        changes = [each.layers(config, embedding.dtype, embedding.device) for each in loras]
         by_layer = zip(*changes, strict=True) if changes else repeat((), count)
-        pairs = zip(weights.layers, by_layer, strict=True)
-        return [prepare_layer(layer, self.kernels, factors) for layer, factors in pairs]
+        rotations = [tables[rope] for rope in config.ropes]
+        each = zip(weights.layers, rotations, config.windows, by_layer, strict=True)
+        return [
+            prepare_layer(layer, self.kernels, rotation, window, factors)
+            for layer, rotation, window, factors in each
+        ]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -155,10 +167,8 @@ class Decoder:
         normed = kernels.rms_norm(residual, self.layers[0].attention_norm, eps)
         next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self._norm]
         scales = self._kv_scales if self._kv_scales is not None else [None] * len(pool)
-        for layer, next_norm, window, *kept in zip(
-            self.layers, next_norms, self.config.windows, pool, scales, strict=True
-        ):
-            attended = ranks.sum(self._attention(layer, normed, window, batch, *kept))
+        for layer, next_norm, *kept in zip(self.layers, next_norms, pool, scales, strict=True):
+            attended = ranks.sum(self._attention(layer, normed, batch, *kept))
             normed, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, eps)
             fed = ranks.sum(layer.mlp(normed, batch.adapters))
             normed, residual = kernels.add_rms_norm(fed, residual, next_norm, eps)
@@ -193,7 +203,6 @@ class Decoder:
         self,
         layer: DecoderLayer,
         normed: Tensor,
-        window: int,
         batch: Batch,
         caches: Tensor,
         kv_scales: Tensor | None,
@@ -207,7 +216,7 @@ class Decoder:
             key = kernels.rms_norm(key, layer.key_norm, config.norm_eps)
         eight_bits = {} if kv_scales is None else {"kv_scales": kv_scales}
         placed = (batch.positions, caches[0], caches[1], batch.slots)
-        query = kernels.rotary_write_kv(query, key, value, self._cos_sin, *placed, **eight_bits)
+        query = kernels.rotary_write_kv(query, key, value, layer.rotation, *placed, **eight_bits)
         attended = kernels.attention(
             query,
             caches[0],
@@ -215,8 +224,9 @@ class Decoder:
             batch.tables,
             batch.starts,
             batch.offsets,
-            scale=head_dim**-0.5,
-            window=window,
+            scale=config.scale,
+            window=layer.window,
+            softcap=config.softcap,
             **eight_bits,
         )
         return layer.output(attended.flatten(1), batch.adapters)

@@ -7,23 +7,51 @@ by lowering the frequencies; the variants differ in which ones, and by how much:
     linear   all of them, by one factor (position interpolation, Chen et al. 2023)
     llama3   those whose wavelength exceeds the trained context, with a ramp (Llama 3.1)
     yarn     the same with a ramp over turns per context, and scores scaled (Peng et al. 2023)
+    longrope each by a factor of its own, found by search, of two sets: for sequences within the
+             trained context, and beyond it (Ding et al. 2024)
+
+Some models turn only the first part of a head, and some layers nothing. What does not turn has
+angles of 0: so that it, too, comes in pairs (i, i + D/2), the decoder keeps the dimensions of such
+heads in another order than the files do (`Rope.order`), of queries and keys alike, which changes no
+score.
 
 The fields have the names that they have in Hugging Face's `rope_parameters`, and the arithmetic is
 in transformers' order: far into a context, one rounding more of a frequency is seen in the logits.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rope:
     """The embedding as RoFormer has it."""
 
     rope_theta: float
+    partial_rotary_factor: float = 1.0
+    """The part of each head that is turned."""
+
+    def within(self, length: int) -> "Rope":
+        """The embedding for sequences of up to so many tokens."""
+        return self
+
+    def turned(self, head_dim: int) -> int:
+        """How many of a head's dimensions are turned."""
+        return int(head_dim * self.partial_rotary_factor)
+
+    def order(self, head_dim: int) -> Tensor | None:
+        """The dimensions of a head, of those that files have, in the order in which those that turn
+        together are D/2 apart: int64 [head_dim]; None if they are so already.
+        """
+        turned = self.turned(head_dim)
+        if turned in (0, head_dim):
+            return None
+        halves = torch.arange(turned).chunk(2), torch.arange(turned, head_dim).chunk(2)
+        return torch.cat([part for half in zip(*halves, strict=True) for part in half])
 
     def frequencies(self, head_dim: int) -> Tensor:
         """Radians per position of each pair: float32 [head_dim / 2]."""
@@ -40,12 +68,14 @@ class Rope:
 
     def table(self, head_dim: int, positions: int) -> Tensor:
         """Cosines, then sines, of every position's angles: float32 [positions, head_dim]."""
-        steps = torch.arange(positions, dtype=torch.float32)
-        angles = torch.outer(steps, self.frequencies(head_dim))
-        return torch.cat((angles.cos(), angles.sin()), dim=1) * self.amplitude
+        steps, turned = torch.arange(positions, dtype=torch.float32), self.turned(head_dim)
+        angles = torch.outer(steps, self.frequencies(turned))
+        still = (0, (head_dim - turned) // 2)
+        cosines = F.pad(angles.cos() * self.amplitude, still, value=1.0)
+        return torch.cat((cosines, F.pad(angles.sin() * self.amplitude, still)), dim=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LinearRope(Rope):
     """Position interpolation."""
 
@@ -56,7 +86,7 @@ class LinearRope(Rope):
         return super().frequencies(head_dim) / self.factor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Llama3Rope(Rope):
     """Llama 3.1's stretch; frequencies are told apart by turns within the trained context."""
 
@@ -74,7 +104,7 @@ class Llama3Rope(Rope):
         return (1 - kept) * trained / self.factor + kept * trained
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class YarnRope(Rope):
     """YaRN ("NTK-by-parts" interpolation, section 3.2, with the temperature of section 3.4)."""
 
@@ -118,10 +148,46 @@ class YarnRope(Rope):
         return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class LongRope(Rope):
+    """LongRoPE (Ding et al., 2024, section 3). Which factors hold follows from the longest sequence
+    that is served, not from each: a token's keys must not change when its sequence grows.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    max_position_embeddings: int
+    factor: float | None = None
+    attention_factor: float | None = None
+    long: bool = False
+    """Whether sequences may exceed the trained context."""
+
+    def within(self, length: int) -> Rope:
+        """The embedding for sequences of up to so many tokens."""
+        return replace(self, long=length > self.original_max_position_embeddings)
+
+    def frequencies(self, head_dim: int) -> Tensor:
+        """Radians per position of each pair: float32 [head_dim / 2]."""
+        factors = torch.tensor(self.long_factor if self.long else self.short_factor)
+        return 1.0 / (factors * self._periods(head_dim))
+
+    @property
+    def amplitude(self) -> float:
+        """The factor on the rotated queries and keys."""
+        trained = self.original_max_position_embeddings
+        factor = self.factor or self.max_position_embeddings / trained
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
+
+
 VARIANTS: dict[str, type[Rope]] = {
     "default": Rope,
     "linear": LinearRope,
     "llama3": Llama3Rope,
     "yarn": YarnRope,
+    "longrope": LongRope,
+    "su": LongRope,
 }
 """By the `rope_type` of a model's config."""

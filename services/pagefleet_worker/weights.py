@@ -18,6 +18,7 @@ from torch import Tensor
 from pagefleet.manifest import Weights
 from pagefleet_kernels.quantized import GROUP, Matrix, Quantized
 from pagefleet_worker.config import DecoderConfig
+from pagefleet_worker.families import QkNorm
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.safetensors_files import TensorFiles
 from pagefleet_worker.shares import WHOLE, Cut, Share, put_part
@@ -208,7 +209,7 @@ def _layer_tensors(config: DecoderConfig, share: Share) -> dict[str, Fused]:
     }
     norms = [("attention_norm", "input_layernorm", hidden)]
     norms += [("mlp_norm", "post_attention_layernorm", hidden)]
-    if config.qk_norm:
+    if config.qk_norm is not QkNorm.NONE:
         head = Cut.all(config.head_dim)
         norms += [("query_norm", "self_attn.q_norm", head)]
         norms += [("key_norm", "self_attn.k_norm", head)]

@@ -9,6 +9,7 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pagefleet_worker.config import parse_config
+from pagefleet_worker.families import QkNorm
 from pagefleet_worker.model_files import ModelError
 
 LLAMA = {
@@ -25,10 +26,10 @@ LLAMA = {
 
 def test_silent_fields_have_transformers_defaults() -> None:
     config = parse_config(LLAMA)
-    assert (config.kv_heads, config.head_dim, config.rope.rope_theta) == (4, 16, 10000.0)
+    assert (config.kv_heads, config.head_dim, config.ropes[0].rope_theta) == (4, 16, 10000.0)
     assert config.windows == (0, 0)
     switches = (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm)
-    assert switches == (False, False, False, False)
+    assert switches == (False, False, False, QkNorm.NONE)
     assert (config.tied_embeddings, config.dtype) == (False, None)
 
 
@@ -38,7 +39,7 @@ def test_silent_fields_have_transformers_defaults() -> None:
         ({"model_type": "mamba"}, "architecture 'mamba' is not supported; these are: llama"),
         ({"hidden_act": "gelu"}, "activation 'gelu' is not supported"),
         ({"is_causal": False}, "only causal attention is served"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope variant 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, "rope variant 'dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "malformed: .*`factor`"),
         ({"partial_rotary_factor": 0.5}, "part of each head is not supported"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
@@ -92,7 +93,7 @@ def test_rope_is_transformers(parameters: dict[str, Any]) -> None:
     values = LLAMA | {"rope_parameters": {"rope_theta": 5e5, **parameters}}
     oracle = AutoConfig.for_model(**json.loads(json.dumps(values)))
     frequencies, amplitude = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](oracle)
-    rope = parse_config(values).rope
+    rope = parse_config(values).ropes[0]
     assert torch.equal(rope.frequencies(16), frequencies)
     assert rope.amplitude == amplitude
     angles = torch.outer(torch.arange(100.0), frequencies)

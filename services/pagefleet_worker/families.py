@@ -1,0 +1,151 @@
+"""The architectures that the decoder covers, as data: what a config leaves to its class.
+
+A config in Hugging Face's terms is read by a class of transformers, which knows some fields and not
+others, has defaults for those that are silent, and stands for what no field says. A `Family` is all
+of that for one class.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from pagefleet_kernels.layers import Activation
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""The kinds of layers, as `layer_types` names them: those with a window see no further."""
+
+
+class QkNorm(Enum):
+    """Which vectors of queries and keys are normed before they are rotated."""
+
+    NONE = 0
+    HEADS = 1
+    """Each head by itself."""
+    WHOLE = 2
+    """All heads of a token together."""
+
+
+class _Common(msgspec.Struct, frozen=True):
+    """The fields that all families read."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    tie_word_embeddings: bool = False
+    hidden_act: str = "silu"
+
+
+class HfConfig(_Common, frozen=True):
+    """The fields that some family reads; their defaults here are those of a
+    model without them."""
+
+    hidden_activation: str | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: int | None = None
+    use_sliding_window: bool = True
+    sliding_window_pattern: int = 1
+    max_window_layers: int = 0
+    layer_types: list[str] | None = None
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: int = 0
+    query_pre_attn_scalar: float | None = None
+    attention_multiplier: float | None = None
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+
+
+LayerTypes = Callable[[HfConfig], list[str]]
+"""The kind of each layer of a model whose config does not name them."""
+
+
+def _sliding(raw: HfConfig) -> list[str]:
+    return [SLIDING] * raw.num_hidden_layers
+
+
+def _upper(raw: HfConfig) -> list[str]:
+    """Those above `max_window_layers` have windows."""
+    layers = range(raw.num_hidden_layers)
+    return [SLIDING if layer >= raw.max_window_layers else FULL for layer in layers]
+
+
+def _but_the_last(raw: HfConfig) -> list[str]:
+    """Of `sliding_window_pattern` layers all but the last have windows."""
+    layers, every = range(1, raw.num_hidden_layers + 1), raw.sliding_window_pattern
+    return [SLIDING if layer % every else FULL for layer in layers]
+
+
+def _unturned(raw: HfConfig) -> list[str]:
+    """Those without rope have windows, if any have."""
+    sliding = raw.use_sliding_window and raw.sliding_window
+    return [FULL if turned or not sliding else SLIDING for turned in turned_layers(raw)]
+
+
+def turned_layers(raw: HfConfig) -> list[bool]:
+    """Which layers have a rope."""
+    if raw.no_rope_layers is not None:  # in spite of the name, 1 says that a layer has one
+        return [bool(turned) for turned in raw.no_rope_layers[: raw.num_hidden_layers]]
+    layers, every = range(1, raw.num_hidden_layers + 1), raw.no_rope_layer_interval
+    return [not every or layer % every > 0 for layer in layers]
+
+
+ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One class of configs.
+
+    reads: fields that it reads beside those that all do, and those whose defaults are others, with
+        these.
+    always: fields of `DecoderConfig` that hold for all of its models.
+    layer_types: see `LayerTypes`.
+    theta: that of a rope of which the config says none.
+    local_theta: the same of layers with windows, where these have a rope of their own.
+    root_embedding: whether embeddings are multiplied by the root of their size.
+    activations: by their names.
+    """
+
+    reads: Mapping[str, Any] = field(default_factory=dict)
+    always: Mapping[str, Any] = field(default_factory=dict)
+    layer_types: LayerTypes = _upper
+    theta: float = 10000.0
+    local_theta: float | None = None
+    partial_rope: bool = False
+    root_embedding: bool = False
+    activations: Mapping[str, Activation] = field(default_factory=lambda: ACTIVATIONS)
+
+    def fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What it reads of a config, and its defaults for what that leaves out."""
+        common = _Common.__struct_fields__
+        known = {name: v for name, v in values.items() if name in common or name in self.reads}
+        return {**self.reads, **known}
+
+
+_BIASES = {"attention_bias": False}
+_UPPER_WINDOWS = {
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+
+FAMILIES = {
+    "llama": Family({**_BIASES, "mlp_bias": False}),
+    "mistral": Family({"sliding_window": None}, layer_types=_sliding),
+    "qwen2": Family(_UPPER_WINDOWS, {"qkv_bias": True}),
+    "qwen3": Family({**_BIASES, **_UPPER_WINDOWS}, {"qk_norm": QkNorm.HEADS}),
+}
+"""By the `model_type` of a config."""
