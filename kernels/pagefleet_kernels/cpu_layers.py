@@ -37,14 +37,18 @@ from pagefleet_kernels.cpu_simd import (
 from pagefleet_kernels.quantized import GROUP
 
 _ROWS_OF_A_TASK = 4
+_FLOAT32 = Format.FLOAT32
 
 
 class NormArguments(ctypes.Structure):
     """What the norms hand to the compiled code; strides are in bytes. `residual` is 0 where there
-    is none. A row is cut into `parts` vectors of `size` numbers, each normed by itself.
+    is none, as are `weight` and `post`, which are float32 if `wide`. A row is cut into `parts`
+    vectors of `size` numbers, each normed by itself.
     """
 
-    _fields_ = fields("rows parts size values stride residual added weight output", "eps")
+    _fields_ = fields(
+        "rows parts size values stride residual added weight output post wide", "eps factor"
+    )
 
 
 class GateArguments(ctypes.Structure):
@@ -77,27 +81,65 @@ def _store(form: Any, address: int, vector: Any, count: int) -> None:
 
 
 @device
+def _scale(arguments: Any, squares: Any) -> Any:
+    """The reciprocal of the root of the mean of squares, in all lanes."""
+    return broadcast(1.0 / (total(squares) / arguments.size + arguments.eps) ** 0.5)
+
+
+@device
+def _weighted(form: Any, arguments: Any, value: Any, weight: int, begin: int, count: int) -> Any:
+    """Numbers, divided by their root mean square, times the weights from number `begin` on."""
+    if arguments.wide:
+        return multiply(value, _load(_FLOAT32, weight + begin * 4, count))
+    return multiply(rounded(form, value), _load(form, weight + begin * form.itemsize, count))
+
+
+@device
+def _post_scale(form: Any, arguments: Any, values: int) -> Any:
+    squares = broadcast(0.0)
+    for begin in range(0, arguments.size, 16):
+        value = _load(form, values + begin * form.itemsize, arguments.size - begin)
+        squares = multiply_add(value, value, squares)
+    return _scale(arguments, squares)
+
+
+@device
+def _summand(form: Any, arguments: Any, value: Any, scale: Any, begin: int, count: int) -> Any:
+    """What is added to the residual."""
+    if arguments.post:
+        scaled = multiply(value, scale)
+        value = rounded(form, _weighted(form, arguments, scaled, arguments.post, begin, count))
+    if arguments.factor != 1.0:
+        value = rounded(form, multiply(value, broadcast(arguments.factor)))
+    return value
+
+
+@device
 def _norm(form: Any, arguments: Any, values: int, skipped: int) -> None:
     """One vector, which begins `skipped` bytes after the first in everything but `values`."""
     size, itemsize = arguments.size, form.itemsize
-    squares = broadcast(0.0)
+    squares = scale = broadcast(0.0)
+    if arguments.post:
+        scale = _post_scale(form, arguments, values)
     for begin in range(0, size, 16):
         place, count = begin * itemsize, size - begin
         value = _load(form, values + place, count)
         if arguments.residual:
+            value = _summand(form, arguments, value, scale, begin, count)
             other = _load(form, arguments.residual + skipped + place, count)
             value = rounded(form, add(value, other))
             _store(form, arguments.added + skipped + place, value, count)
         squares = multiply_add(value, value, squares)
+    if arguments.weight == 0:
+        return
     if arguments.residual:
         values = arguments.added + skipped
-    mean = total(squares) / size
-    scale = broadcast(1.0 / (mean + arguments.eps) ** 0.5)
+    scale = _scale(arguments, squares)
     for begin in range(0, size, 16):
         place, count = begin * itemsize, size - begin
-        value = rounded(form, multiply(_load(form, values + place, count), scale))
-        weight = _load(form, arguments.weight + place, count)
-        _store(form, arguments.output + skipped + place, multiply(value, weight), count)
+        value = multiply(_load(form, values + place, count), scale)
+        normed = _weighted(form, arguments, value, arguments.weight, begin, count)
+        _store(form, arguments.output + skipped + place, normed, count)
 
 
 @device
@@ -193,36 +235,52 @@ def _dense(values: Tensor) -> bool:
     return values.dtype in FORMATS and values.stride()[1:] == inner
 
 
+def _weights(values: Tensor, *weights: Tensor | None) -> bool:
+    """Whether weights of norms have the dtype of the numbers, or float32."""
+    dtypes = {weight.dtype for weight in weights if weight is not None}
+    return len(dtypes) < 2 and dtypes <= {values.dtype, torch.float32}
+
+
 def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`reference.rms_norm`, compiled for float32 and bfloat16."""
-    if not (_dense(values) and weight.dtype == values.dtype):
+    if not (_dense(values) and _weights(values, weight)):
         return reference.rms_norm(values, weight, eps)
     output = torch.empty_like(values, memory_format=torch.contiguous_format)
     _norm_kernel(FORMATS[values.dtype])(
         threads_for(values.numel()),
         values.shape[0], values.shape[1] if values.dim() == 3 else 1, values.shape[-1],
         values.data_ptr(), values.stride(0) * values.element_size(),
-        0, 0, weight.data_ptr(), output.data_ptr(), eps,
+        0, 0, weight.data_ptr(), output.data_ptr(), 0, weight.dtype != values.dtype, eps, 1.0,
     )  # fmt: skip
     return output
 
 
 def add_rms_norm(
-    values: Tensor, residual: Tensor, weight: Tensor, eps: float
+    values: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    post: Tensor | None = None,
+    factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """`reference.add_rms_norm`, compiled for float32 and bfloat16."""
     if not (
         _dense(values)
         and residual.is_contiguous()
-        and weight.dtype == values.dtype == residual.dtype
+        and _weights(values, weight, post)
+        and values.dtype == residual.dtype
     ):
-        return reference.add_rms_norm(values, residual, weight, eps)
-    output, added = torch.empty_like(residual), torch.empty_like(residual)
+        return reference.add_rms_norm(values, residual, weight, eps, post, factor)
+    added = torch.empty_like(residual)
+    output = added if weight is None else torch.empty_like(residual)
+    places = [0 if each is None else each.data_ptr() for each in (weight, post)]
+    wide = any(each is not None and each.dtype != values.dtype for each in (weight, post))
     _norm_kernel(FORMATS[values.dtype])(
         threads_for(values.numel()),
         values.shape[0], 1, values.shape[1],
         values.data_ptr(), values.stride(0) * values.element_size(),
-        residual.data_ptr(), added.data_ptr(), weight.data_ptr(), output.data_ptr(), eps,
+        residual.data_ptr(), added.data_ptr(), places[0], output.data_ptr(), places[1], wide,
+        eps, factor,
     )  # fmt: skip
     return output, added
 

@@ -40,7 +40,7 @@ class Kernels:
     copy_blocks: Callable[[Tensor, Tensor], None]
     rotary_write_kv: Callable[..., Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
     silu_mul: Callable[[Tensor], Tensor]
     linear: Callable[[Matrix, Tensor | None, Loras], Layer]
     gated: Callable[[Matrix, Tensor | None, Loras], Layer]

@@ -176,23 +176,47 @@ def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Args:
         values: [T, size] or [T, heads, size]; the last dimension is normed.
-        weight: [size].
+        weight: [size], of the dtype of `values` or of float32.
         eps: added to the mean square.
 
     Returns:
-        The shape and dtype of `values`; rounded once before the weight and once after.
+        The shape and dtype of `values`; rounded once before the weight and once after, as Llama
+        does, or with a weight of float32 after it only, as Gemma does.
     """
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale).to(values.dtype) * weight
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight.dtype == values.dtype:
+        normed = normed.to(values.dtype)
+    return (normed * weight).to(values.dtype)
 
 
 def add_rms_norm(
-    values: Tensor, residual: Tensor, weight: Tensor, eps: float
+    values: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    post: Tensor | None = None,
+    factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """(rms_norm(sum), sum) of sum = values + residual; all are [T, size]."""
+    """What a part of a layer gave comes to the residual stream, and is normed for the next part.
+
+    Args:
+        values: [T, size].
+        residual: the same.
+        weight: see `rms_norm`; None if the next part reads the sum as it is.
+        eps: see `rms_norm`.
+        post: the weight of a norm that `values` go through first.
+        factor: on `values`, behind that norm.
+
+    Returns:
+        (rms_norm(sum), sum) of sum = factor * values + residual; every step is rounded.
+    """
+    if post is not None:
+        values = rms_norm(values, post, eps)
+    if factor != 1:
+        values = values * factor
     added = values + residual
-    return rms_norm(added, weight, eps), added
+    return added if weight is None else rms_norm(added, weight, eps), added
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

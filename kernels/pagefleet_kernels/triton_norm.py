@@ -15,21 +15,38 @@ _MOST_WARPS = 16
 
 
 @jit
+def _normed(
+    wide: tl.tensor, factors: tl.tensor, eps: tl.tensor, SIZE: tl.constexpr, TYPE: tl.constexpr
+) -> tl.tensor:
+    """A line of float32, rounded to TYPE; before the factors too, unless these are float32."""
+    line = wide * tl.rsqrt(tl.sum(wide * wide) / SIZE + eps)
+    if factors.dtype != tl.float32:
+        line = line.to(TYPE).to(tl.float32)
+    return (line * factors.to(tl.float32)).to(TYPE)
+
+
+@jit
 def _norm_kernel(
     values: tl.tensor,
     residual: tl.tensor,
     weight: tl.tensor,
+    post: tl.tensor,
     normed: tl.tensor,
     added: tl.tensor,
     token_stride: tl.tensor,
     head_stride: tl.tensor,
     residual_stride: tl.tensor,
     eps: tl.tensor,
+    factor: tl.tensor,
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    POST: tl.constexpr,
+    FACTOR: tl.constexpr,
 ) -> None:
     """One program per line; lines are (token, head)."""
+    TYPE: tl.constexpr = normed.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     dims = tl.arange(0, TILE)
@@ -38,41 +55,58 @@ def _norm_kernel(
     source = values + token * token_stride + head * head_stride
     factors = tl.load(weight + dims, mask=mask, other=0.0)  # under way with the others
     wide = tl.load(source + dims, mask=mask, other=0.0).to(tl.float32)
+    if POST:
+        before = tl.load(post + dims, mask=mask, other=0.0)
+        wide = _normed(wide, before, eps, SIZE, TYPE).to(tl.float32)
+    if FACTOR:
+        wide = (wide * factor).to(TYPE).to(tl.float32)
     if RESIDUAL:
         wide += tl.load(residual + token * residual_stride + dims, mask=mask, other=0.0)
-        rounded = wide.to(added.dtype.element_ty)
+        rounded = wide.to(TYPE)
         tl.store(added + line + dims, rounded, mask=mask)
         wide = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide) / SIZE + eps)
-    TYPE: tl.constexpr = normed.dtype.element_ty
-    result = ((wide * scale).to(TYPE).to(tl.float32) * factors.to(tl.float32)).to(TYPE)
-    tl.store(normed + line + dims, result, mask=mask)
+    if WEIGHT:
+        tl.store(normed + line + dims, _normed(wide, factors, eps, SIZE, TYPE), mask=mask)
 
 
-def _launch(values: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> list[Tensor]:
-    """[normed] or, with a residual, [normed, values + residual]."""
+def _launch(
+    values: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    post: Tensor | None = None,
+    factor: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """(normed, sum); without a residual, or without a weight, both are the same."""
     size = values.shape[-1]
     lines = values if values.dim() == 3 else values.unsqueeze(1)
-    outputs = [values.new_empty(values.shape) for _ in range(1 if residual is None else 2)]
+    added = normed = values.new_empty(values.shape)
+    if residual is not None and weight is not None:
+        normed = values.new_empty(values.shape)
     tile = triton.next_power_of_2(size)
     if values.numel():
         _norm_kernel[lines.shape[:2]](
             values,
             values if residual is None else residual,
-            weight,
-            outputs[0],
-            outputs[-1],
+            values if weight is None else weight,
+            values if post is None else post,
+            normed,
+            added,
             lines.stride(0),
             lines.stride(1),
             0 if residual is None else residual.stride(0),
             eps,
+            factor,
             SIZE=size,
             TILE=tile,
             RESIDUAL=residual is not None,
+            WEIGHT=weight is not None,
+            POST=post is not None,
+            FACTOR=factor != 1,
             enable_fp_fusion=True,
             num_warps=min(max(tile // _VALUES_PER_WARP, 1), _MOST_WARPS),
         )
-    return outputs
+    return normed, added
 
 
 def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -80,18 +114,22 @@ def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Args:
         values: [T, size] or [T, heads, size], the last dimension contiguous.
-        weight: [size].
+        weight: [size], of the dtype of `values` or of float32.
         eps: added to the mean square.
 
     Returns:
-        The shape and dtype of `values`, contiguous; rounded once before the weight and once after.
+        The shape and dtype of `values`, contiguous; rounded as `reference.rms_norm` does.
     """
     return _launch(values, None, weight, eps)[0]
 
 
 def add_rms_norm(
-    values: Tensor, residual: Tensor, weight: Tensor, eps: float
+    values: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    post: Tensor | None = None,
+    factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """(rms_norm(sum), sum) of sum = values + residual, in one pass: all are [T, size]."""
-    normed, added = _launch(values, residual, weight, eps)
-    return normed, added
+    """`reference.add_rms_norm`, in one pass; see there for the arguments."""
+    return _launch(values, residual, weight, eps, post, factor)

@@ -33,6 +33,33 @@ def test_norms_agree_with_the_reference(dtype, size):
 
 
 @DTYPES
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("following", [False, True])
+@pytest.mark.parametrize("factor", [1.0, 0.22])
+def test_norms_of_what_is_added(dtype, wide, following, factor):
+    torch.manual_seed(fresh_seed())
+    values, residual = torch.randn(2, 9, 100).to(dtype)
+    weight, post = (1 + 0.2 * torch.randn(2, 100)).to(torch.float32 if wide else dtype)
+    for kind in (post, None):
+        arguments = values, residual, weight if following else None, 1e-5, kind, factor
+        for actual, expected in zip(
+            cpu_layers.add_rms_norm(*arguments), reference.add_rms_norm(*arguments), strict=True
+        ):
+            assert_close(actual, expected)
+
+
+def test_a_norm_with_weights_of_float32_rounds_once():
+    torch.manual_seed(fresh_seed())
+    values, weight = torch.randn(40, 64).bfloat16(), 1 + 0.3 * torch.randn(64)
+    exact = reference.rms_norm(values.float(), weight, 1e-6)
+    for kernels in (reference, cpu_layers):
+        normed = kernels.rms_norm(values, weight, 1e-6).float()
+        assert ((normed - exact).abs() <= exact.abs() * 1.001 * 2**-8).all()
+    twice = reference.rms_norm(values, weight.bfloat16(), 1e-6).float()
+    assert ((twice - exact).abs() > exact.abs() * 1.001 * 2**-8).any()
+
+
+@DTYPES
 def test_heads_inside_a_fused_projection_are_normed_one_by_one(dtype):
     torch.manual_seed(fresh_seed())
     fused = torch.randn(5, 7, 40).to(dtype)

@@ -46,6 +46,29 @@ def test_add_rms_norm(shape, dtype):
     close(normed, expected, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("following", [False, True])
+def test_norms_of_what_is_added(dtype, wide, following):
+    torch.manual_seed(fresh_seed())
+    values, residual = torch.randn(2, 3, 576).to(dtype)
+    weight, post = (1 + 0.2 * torch.randn(2, 576)).to(torch.float32 if wide else dtype)
+    for factor, kind in ((1.0, post), (0.22, None), (0.22, post)):
+        arguments = weight if following else None, 1e-6, kind, factor
+        normed, added = add_rms_norm(values, residual, *arguments)
+        expected = values.double() * factor
+        if kind is not None:
+            expected = functional.rms_norm(values.double(), (576,), post.double(), 1e-6) * factor
+        tolerance = 16 * torch.finfo(dtype).eps
+        torch.testing.assert_close(
+            added.double(), residual.double() + expected, rtol=tolerance, atol=tolerance
+        )
+        if following:
+            close(normed, functional.rms_norm(added.double(), (576,), weight.double(), 1e-6), dtype)
+        else:
+            assert normed is added
+
+
 def test_a_line_has_the_same_bits_in_every_batch():
     values, weight = torch.randn(4, 576), torch.rand(576)
     together = rms_norm(values, weight, 1e-5)
