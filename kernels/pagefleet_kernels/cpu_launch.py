@@ -1,6 +1,7 @@
-"""How a compiled CPU kernel is built, cached on disk, called, and spread over threads.
+"""How a compiled CPU kernel is built, called, and spread over threads.
 
-A kernel is a C function over one record of addresses and sizes, compiled by numba. Python fills the
+A kernel is a C function over one record of addresses and sizes, compiled by numba, once for all
+processes (`cpu_store`), each of which loads the object file that this leaves. Python fills the
 record with `Tensor.data_ptr()` and calls the function through ctypes: no array is unboxed, which
 keeps a call at a few microseconds. Threads take tasks off an atomic counter in the record, so that
 a core that a neighbour holds up is left behind; which thread does a task never changes its result.
@@ -16,33 +17,26 @@ neighbours turn that round, because a region waits for its last thread: give a w
 Where a torch build has no such runtime, kernels run on the calling thread.
 """
 
-import contextlib
 import ctypes
-import fcntl
 import functools
-import hashlib
-import logging
-import os
 import pathlib
-import shutil
 import struct
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
 import torch
+from llvmlite import binding
 from numba import types
 
+from pagefleet_kernels import cpu_store
 from pagefleet_kernels.cpu_ir import (
     Format,
     device,
 )
 from pagefleet_kernels.cpu_simd import fetch_add, load_int64
-
-_log = logging.getLogger(__name__)
 
 FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 """The types that kernels are compiled for."""
@@ -52,12 +46,6 @@ KEPT = {**FORMATS, torch.uint8: Format.E4M3}
 
 _WORTH_A_THREAD = 1 << 14
 """Numbers of an element-wise kernel that take as long as waking another thread."""
-
-_ROOM = 4 << 20
-"""Bytes that the compiled kernels of a version take on disk, and more."""
-
-_VERSIONS_KEPT = 8
-"""Versions of the kernels whose compiled code stays on disk."""
 
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
@@ -104,16 +92,13 @@ def next_tasks(record: Any, count: int) -> Any:
 class Kernel:
     """A compiled function over a pointer to a record, ready to be called.
 
-    The function may close over numbers and types only: a closure over another compiled function
-    would never be found in the cache.
+    The function may close over numbers and types only: see `cpu_store.kept`.
     """
 
     def __init__(self, function: Callable[[Any], None], record: type[ctypes.Structure]) -> None:
-        _cache_by_source()
-        kind = numba.from_dtype(np.dtype(record))
-        with _alone(function):
-            self._compiled = numba.cfunc(types.void(types.CPointer(kind)), cache=True)(function)
-        self._address = self._compiled.address
+        code = cpu_store.kept(function, lambda: _compile(function, record))
+        self._engine = _load(code.machine_code)
+        self._address = self._engine.get_function_address(code.symbol)
         self._function = _SIGNATURE(self._address)
         codes = ["q" if field[1] is ctypes.c_int64 else "f" for field in record._fields_]
         self._pack = struct.Struct("".join(codes))
@@ -133,6 +118,25 @@ class Kernel:
             self._function(here)
         else:
             team(self._address, here, threads, 0)
+
+
+def _compile(function: Callable[[Any], None], record: type[ctypes.Structure]) -> cpu_store.Code:
+    kind = numba.from_dtype(np.dtype(record))
+    compiled = numba.cfunc(types.void(types.CPointer(kind)))(function)
+    library = compiled._library
+    if library.has_dynamic_globals:
+        raise ValueError(f"{function.__qualname__} holds an address, which other processes lack.")
+    _, _, (machine_code, _) = library.serialize_using_object_code()
+    return cpu_store.Code(compiled.native_name, machine_code)
+
+
+def _load(machine_code: bytes) -> Any:
+    """What holds the code in memory; one for each kernel, as symbols of two may be the same."""
+    machine = binding.Target.from_default_triple().create_target_machine(jit=True)
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    engine.add_object_file(binding.ObjectFileRef.from_data(machine_code))
+    engine.finalize_object()
+    return engine
 
 
 def barrier_address() -> int:
@@ -183,62 +187,3 @@ class Scratch(threading.local):
             address = -(-memory.ctypes.data // 64) * 64
             self._held[name] = memory, address
         return address
-
-
-@functools.cache
-def source_digest() -> str:
-    """Eight hexadecimal digits that tell versions of the CPU kernels apart."""
-    digest = hashlib.sha256()
-    folder = pathlib.Path(__file__).parent
-    for source in (*sorted(folder.glob("cpu_*.py")), folder / "quantized.py"):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:8]
-
-
-@functools.cache
-def _cache_by_source() -> None:
-    """Makes numba keep compiled kernels by what all sources of this package say.
-
-    numba's own cache looks only at the file of the function that it compiles and would go on using
-    an inner loop that has since been changed in another file.
-    """
-    if numba.config.CACHE_DIR:
-        return
-    try:
-        home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-        folder = pathlib.Path(home, "pagefleet", "kernels", source_digest())
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as room:  # of a full or read-only disk, none
-            os.posix_fallocate(room.fileno(), 0, _ROOM)
-    except (OSError, RuntimeError) as error:  # the latter if this user has no home
-        folder = pathlib.Path(tempfile.mkdtemp(prefix="pagefleet-kernels-"))
-        _log.warning("compiled kernels are kept in %s for this run only: %s", folder, error)
-    else:
-        _forget_old_versions(folder)
-    numba.config.CACHE_DIR = str(folder)
-
-
-@contextlib.contextmanager
-def _alone(function: Callable[[Any], None]) -> Iterator[None]:
-    """While no other process compiles a shape of the same kernel for the same cache.
-
-    Of two that add shapes of a kernel at once, numba's index of it would give one the other's code,
-    and so to every process that comes later: with six at once, for 18 of 360 shapes.
-    """
-    name = f"{function.__module__}.{function.__qualname__}.lock"
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # nothing can be written there, then
-            lock = stack.enter_context(pathlib.Path(numba.config.CACHE_DIR, name).open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _forget_old_versions(folder: pathlib.Path) -> None:
-    """Leave the `_VERSIONS_KEPT` last used of this folder and its neighbours; whoever still uses
-    another compiles again.
-    """
-    with contextlib.suppress(OSError):  # another process may do the same
-        os.utime(folder)
-        versions = sorted(folder.parent.iterdir(), key=lambda version: version.stat().st_mtime)
-        for version in versions[:-_VERSIONS_KEPT]:
-            shutil.rmtree(version, ignore_errors=True)

@@ -130,8 +130,8 @@ def _triton(invariant: bool) -> Kernels:
 
 def _cpu() -> Kernels:
     from pagefleet_kernels import cpu_attention, cpu_cache, cpu_layers, cpu_linear, cpu_stack
-    from pagefleet_kernels.cpu_launch import source_digest
     from pagefleet_kernels.cpu_rows import PANEL
+    from pagefleet_kernels.cpu_store import VERSION
 
     def warm_up(
         dtype: torch.dtype, kv_dtype: torch.dtype, query_heads: int, heads: int, head_size: int
@@ -142,7 +142,7 @@ def _cpu() -> Kernels:
         cpu_linear.warm_up(dtype)
 
     return Kernels(
-        f"numba-{source_digest()}",
+        f"numba-{VERSION}",
         attention=cpu_attention.attention,
         write_kv=cpu_cache.write_kv,
         copy_blocks=reference.copy_blocks,

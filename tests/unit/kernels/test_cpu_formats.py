@@ -9,7 +9,15 @@ import pytest
 import torch
 from numba import types
 
-from pagefleet_kernels import cpu_attention, cpu_cache, cpu_formats, cpu_ir, cpu_rows, reference
+from pagefleet_kernels import (
+    cpu_attention,
+    cpu_cache,
+    cpu_formats,
+    cpu_ir,
+    cpu_rows,
+    cpu_store,
+    reference,
+)
 from pagefleet_kernels.cpu_ir import Format
 from pagefleet_kernels.cpu_simd import load_floats, load_numbers, store_floats, store_numbers
 from tests.unit.kernels.paged_case import PagedCase, as_panels, fresh_seed, paged_case
@@ -236,7 +244,7 @@ def test_two_keys_that_are_weighted_at_once_always_are():
 @pytest.mark.parametrize(("native", "head_size"), [(True, 88), (False, 104)])
 def test_attention_on_processors_that_do_not_look_up(native, head_size, monkeypatch, tmp_path):
     """Of head sizes that no other test has, so that nothing is compiled already."""
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cpu_store, "_folder", lambda: tmp_path)
     monkeypatch.setattr(cpu_formats, "LOOKS_UP", False)
     monkeypatch.setitem(cpu_rows._WORDS_OF_PAIRS, Format.E4M3, ())
     for module in (cpu_ir, cpu_rows):
