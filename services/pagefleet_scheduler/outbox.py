@@ -1,4 +1,4 @@
-"""What the scheduler is about to send: news of sequences gathered by gateway, all else in order."""
+"""What the scheduler is about to send: news of sequences by gateway, everything else in order."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -29,13 +29,11 @@ class Send:
 
 
 class Outbox:
-    """Collects while events are handled; `flush` gives what they amount to."""
+    """Collects messages while events are handled; `flush` returns them."""
 
     def __init__(self, epoch: int) -> None:
-        self._epoch = epoch
         self._sends: list[Send] = []
-        self._outputs: defaultdict[bytes, list[Output]] = defaultdict(list)
-        self._prompts: defaultdict[bytes, list[PromptOutput]] = defaultdict(list)
+        self._news = defaultdict[bytes, Outputs](lambda: Outputs(epoch, []))
 
     def send(self, peer: bytes, message: Message) -> None:
         """Send a message by itself."""
@@ -54,7 +52,7 @@ class Outbox:
         logprobs = None
         if sequence.logprobs:
             logprobs = decoding.concatenate(sequence.logprobs[position - sequence.base :])
-        self._outputs[request.gateway].append(
+        self._news[request.gateway].items.append(
             Output(
                 request=request.id,
                 attempt=request.attempt,
@@ -73,7 +71,7 @@ class Outbox:
 
     def answer(self, request: Request, choice: int, answer: Answer, cached: int) -> None:
         """Send an answer of a beam search, whole."""
-        self._outputs[request.gateway].append(
+        self._news[request.gateway].items.append(
             Output(
                 request=request.id,
                 attempt=request.attempt,
@@ -89,8 +87,8 @@ class Outbox:
         )
 
     def no_answer(self, request: Request, choice: int, finish: Finish) -> None:
-        """Tell that a beam search ended without an answer for a choice."""
-        self._outputs[request.gateway].append(
+        """Say that a beam search ended without an answer for a choice."""
+        self._news[request.gateway].items.append(
             Output(request.id, request.attempt, choice, position=0, tokens=b"", finish=finish)
         )
 
@@ -99,19 +97,15 @@ class Outbox:
         end = position + len(logprobs.chosen) // 4
         if position <= request.prompt_logprobs_sent < end:
             request.prompt_logprobs_sent = end
-            self._prompts[request.gateway].append(
+            self._news[request.gateway].prompts.append(
                 PromptOutput(request.id, request.attempt, position, logprobs)
             )
 
     def flush(self) -> list[Send]:
-        """Everything that was collected; first the news, lest a gateway hear that a request is not
-        known any more before it hears how it ended.
+        """Everything that was collected. The news come first, so that a gateway hears how a request
+        ended before it hears that it is not known any more.
         """
-        news = [
-            Send(
-                peer, Outputs(self._epoch, self._outputs.pop(peer, []), self._prompts.pop(peer, []))
-            )
-            for peer in {**self._outputs, **self._prompts}
-        ]
-        sends, self._sends = self._sends, []
-        return news + sends
+        sends = [Send(peer, outputs) for peer, outputs in self._news.items()] + self._sends
+        self._news.clear()
+        self._sends.clear()
+        return sends
