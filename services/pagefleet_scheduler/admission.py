@@ -11,11 +11,11 @@ from pagefleet_scheduler.requests import Requests
 from pagefleet_scheduler.sequence import Request
 
 _DEADLINES_TO_SPARE = 1000
-"""Of requests that have ended, which are kept before they are looked for."""
+"""How many deadlines of requests that have ended may pile up before they are removed."""
 
 
 class Admission:
-    """Where requests come in, and where those that nobody waits for any more go."""
+    """Where requests come in, and where those go for which nobody waits any more."""
 
     def __init__(
         self,
@@ -57,15 +57,15 @@ class Admission:
         request = self._request(gateway, submit, now)
         if submit.continues and self._continue(request, submit, now):
             return
-        full = self._placement.waiting.is_full_for(submit.tenant, self.room)
-        self._requests.begin(request, submit.choices)
         if submit.attempt > 1 or submit.continues:
-            return  # it was taken in before, perhaps by another scheduler, with other workers
-        if full:
-            text = "Too many requests wait already."
-            self._requests.refuse(request, Reason.OVERLOADED, text)
-        elif self.fits_nowhere(request):
-            self.refuse_as_too_long(request)
+            # It was taken in before, perhaps by another scheduler with other workers.
+            self._requests.begin(request, submit.choices)
+        elif self._placement.waiting.is_full_for(submit.tenant, self.room):
+            self._outbox.reject(request, Reason.OVERLOADED, "Too many requests wait already.")
+        else:
+            self._requests.begin(request, submit.choices)
+            if self.fits_nowhere(request):
+                self.refuse_as_too_long(request)
 
     def _request(self, gateway: bytes, submit: Submit, now: float) -> Request:
         self._arrivals += 1
@@ -95,7 +95,7 @@ class Admission:
     # --- streams that go on ---------------------------------------------------------------------
 
     def _continue(self, request: Request, submit: Submit, now: float) -> bool:
-        """Go on with what there is of an earlier request; whether there is anything."""
+        """Go on with what there is of an earlier request; returns whether there is anything."""
         former = self._departures.latest(submit.continues)
         if former == request.id:
             return False
@@ -138,7 +138,7 @@ class Admission:
                 self._requests.time_out(request)
 
     def _expect(self, deadline: float, id: str) -> None:
-        """Remember a deadline; most requests end before theirs, and leave it here for a while."""
+        """Remember a deadline; most requests end before theirs, and leave it behind for a while."""
         if len(self._deadlines) > 2 * len(self._requests) + _DEADLINES_TO_SPARE:
             self._deadlines = [each for each in self._deadlines if self._requests.get(each[1])]
             heapify(self._deadlines)
@@ -152,11 +152,11 @@ class Admission:
         return max((planner.longest for planner in self._placement.planners), default=0)
 
     def fits_nowhere(self, request: Request) -> bool:
-        """Whether there are workers, and none could ever hold all of a request."""
+        """Whether there are workers, but none that could ever hold all of a request."""
         return any(map(self._placement.fits_nowhere, request.sequences.values()))
 
     def refuse_as_too_long(self, request: Request) -> None:
-        """Refuse what fits nowhere."""
+        """Refuse a request that fits nowhere."""
         beams = f"{width} beams of " if (width := request.params.beam_width) else ""
         text = (
             f"The tokens of {beams}the prompt, {len(request.prompt)}, and those to generate, "
