@@ -29,7 +29,7 @@ def echo_beams(prompt: Sequence[int], params: SamplingParams, salt: bytes = b"")
     beams, pieces = [array("i")], [list[Logprobs]()]
     search = BeamSearch(params)
     guided = DECODER.grammars.begin(params.guide) if params.guide else None
-    while not search.done:
+    while beams:
         candidates = []
         for beam in beams:
             chain = Chain()

@@ -4,15 +4,15 @@ The search keeps `width` running beams. Each step gives every beam its most like
 all these continuations the best max(2, 1 + end tokens) x width are looked at, in the order of their
 summed logprobs. Those that end (a stop token, or the length) become answers if they are among the
 first `width`; the best `width` others run on. An answer's score is its sum of logprobs divided by
-its number of tokens to the power of `length_penalty`. The search ends when `width` answers are
-there and no running beam can beat the worst of them, or where a grammar lets no beam go on:
+its number of tokens to the power of `length_penalty`. The search ends when there are `width`
+answers and no running beam can beat the worst of them, or when a grammar lets no beam go on:
 
     early_stopping   True    as soon as there are `width` answers
                      False   if the best running beam, scored at its present length, is worse
                      None    if it is worse even at the length, up to max_tokens, that suits it best
 
-These are the rules of transformers' `generate`, so that answers and scores are equal to its. The
-search knows nothing of blocks: `advance` says which beam goes on with which token, and the
+These are the rules of transformers' `generate`, so that answers and scores are equal to its own.
+The search knows nothing about blocks: `advance` says which beam goes on with which token, and the
 scheduler forks and frees (PagedAttention, Kwon et al., SOSP 2023, section 4.4).
 """
 
@@ -55,7 +55,6 @@ class BeamSearch:
     """Sum of logprobs of each running beam, in the beams' order."""
     answers: list[Answer] = field(default_factory=list)
     """Best first, at most `width`."""
-    done: bool = False
 
     @property
     def width(self) -> int:
@@ -68,12 +67,12 @@ class BeamSearch:
         pieces: list[list[Logprobs]],
         candidates: list[Logprobs],
     ) -> list[Continuation]:
-        """Take one step of all running beams, and say how they go on; nothing if the search ends.
+        """Take one step of all running beams; returns how they go on, nothing if the search ends.
 
         Args:
-            outputs: of each beam, the tokens generated so far.
-            pieces: of each beam, the logprobs of these tokens where the client asked for them.
-            candidates: of each beam, its most likely next tokens, `params.candidates` of them.
+            outputs: the tokens that each beam has generated so far.
+            pieces: the logprobs of these tokens, if the client asked for them.
+            candidates: the `params.candidates` most likely next tokens of each beam.
         """
         best = self._best(candidates)
         length = len(outputs[0]) + 1
@@ -86,8 +85,7 @@ class BeamSearch:
             elif rank < self.width:
                 self._answer(each, outputs[each.beam], pieces[each.beam], length, finish)
         self.scores = [each.score for each in going]
-        self.done = not going or self._settled(length)
-        return [] if self.done else going
+        return [] if going and self._settled(length) else going
 
     def _best(self, candidates: list[Logprobs]) -> list[Continuation]:
         found = []
@@ -95,7 +93,7 @@ class BeamSearch:
             logprobs = unpack_floats(each.top)
             for rank, token in enumerate(unpack_ints(each.top_ids)):
                 if logprobs[rank] == -math.inf:
-                    break  # what follows, the grammar does not allow
+                    break  # the grammar does not allow what follows
                 score = self.scores[beam] + logprobs[rank]
                 found.append((-score, beam, rank, token))
         found.sort()

@@ -1,4 +1,4 @@
-"""From what a step sampled to tokens of sequences: ends, and the forks of choices and beams."""
+"""How sequences take the tokens that a step sampled: where they end, and fork."""
 
 from array import array
 
@@ -9,9 +9,9 @@ from pagefleet_scheduler.sequence import Request, Sequence
 
 
 def finish_of(params: SamplingParams, outputs: int, last: int) -> Finish | None:
-    """Why a choice with `outputs` tokens, the last of which is given, has ended; None: it goes on.
+    """Why a choice with `outputs` tokens, of which `last` is the last, has ended; None: it goes on.
 
-    Stop strings are the gateway's: it sees the text.
+    Stop strings are the gateway's part, which sees the text.
     """
     if outputs >= params.min_tokens and params.ends(last):
         return Finish.STOP
@@ -19,7 +19,7 @@ def finish_of(params: SamplingParams, outputs: int, last: int) -> Finish | None:
 
 
 def extend(sequence: Sequence, tokens: "array[int]", logprobs: list[Logprobs | None]) -> None:
-    """Give a sequence its next tokens until one is its last."""
+    """Give a sequence its next tokens, up to the one that ends it."""
     params, outputs = sequence.request.params, sequence.outputs
     for number, token in enumerate(tokens):
         outputs += 1
@@ -44,9 +44,9 @@ def fork(parent: Sequence) -> list[Sequence]:
 def fork_beams(
     request: Request, beams: list[Sequence], going: list[Continuation]
 ) -> list[list[Sequence]]:
-    """Make a beam of each continuation, and them the request's sequences, in the same order.
+    """Make the continuations, in their order, the request's beams.
 
-    Returns those that share blocks: lists of a beam that ran before and its forks.
+    Returns lists of those that share blocks: a beam that was there before, and its forks.
     """
     number = max(request.sequences) + 1
     request.sequences = {}
@@ -62,7 +62,7 @@ def fork_beams(
 
 
 def append_continuations(request: Request, going: list[Continuation]) -> None:
-    """Give each beam of a search, in their order, the token that it goes on with."""
+    """Give each beam of a search the token of its continuation; both are in the same order."""
     for beam, continuation in zip(request.sequences.values(), going, strict=True):
         beam.candidates = None
         beam.tokens.append(continuation.token)
@@ -71,7 +71,7 @@ def append_continuations(request: Request, going: list[Continuation]) -> None:
 
 
 def concatenate(pieces: list[Logprobs]) -> Logprobs | None:
-    """Logprobs of consecutive tokens as one."""
+    """Logprobs of consecutive tokens as one; None if there are none."""
     if len(pieces) < 2:
         return pieces[0] if pieces else None
     return Logprobs(

@@ -1,9 +1,9 @@
-"""The life of a request: from what was submitted to sequences, from results to its choices' ends.
+"""The life of a request: how it becomes sequences, and how results move these on to their ends.
 
-A request's choices that have no token yet are one sequence, whose first sample forks it; a choice
-that comes with tokens, after a fault, is a sequence that goes on from them. A beam search begins
-with one beam, from the prompt, and answers all its choices when it ends; one of no tokens has
-nothing to search, so that its choices are as those of samples.
+All choices of a request that have no token yet share one sequence, which forks at its first sample;
+a choice that comes with tokens, after a fault, is a sequence of its own that goes on from them. A
+beam search begins with one beam, from the prompt, and answers all its choices when it ends; without
+tokens to generate there is nothing to search, and its choices are treated as samples.
 """
 
 from array import array
@@ -28,7 +28,7 @@ class Requests:
         self._outbox = outbox
         self._open: dict[str, Request] = {}
         self._of: defaultdict[bytes, dict[str, Request]] = defaultdict(dict)
-        """The same by their gateways, which ask five times a second."""
+        """The same requests by their gateways, whose beats compare them five times a second."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -36,8 +36,11 @@ class Requests:
     def __iter__(self) -> Iterator[Request]:
         return iter(list(self._open.values()))
 
+    def __contains__(self, request: Request) -> bool:
+        return self._open.get(request.id) is request
+
     def get(self, id: str) -> Request | None:
-        """The request of that id, unless it has ended."""
+        """The request with that id, unless it has ended."""
         return self._open.get(id)
 
     def of(self, gateway: bytes) -> list[Request]:
@@ -45,7 +48,7 @@ class Requests:
         return list(self._of.get(gateway, {}).values())
 
     def check(self) -> None:
-        """Assert the invariants: all can go on, and each is listed once, with its gateway."""
+        """Assert the invariants: each can go on, and is listed once, under its gateway."""
         assert all(request.sequences for request in self)
         assert all(self._of.values())
         listed = [(gateway, each) for gateway, held in self._of.items() for each in held.values()]
@@ -58,9 +61,13 @@ class Requests:
     def begin(
         self, request: Request, choices: list[ChoiceState], known: Iterable[Sequence] = ()
     ) -> None:
-        """Take a request in, with what its gateway has received of it already.
+        """Take a request in.
 
-        `known` are sequences, each of one choice, that its gateway has received nothing of.
+        Args:
+            request: is not open yet.
+            choices: what its gateway has received of each.
+            known: sequences of one choice each that were kept from an earlier request, and of
+                which this gateway has received nothing.
         """
         self._add(request)
         wanted = {choice.index: choice for choice in choices if not choice.finished}
@@ -74,7 +81,7 @@ class Requests:
         self._end_if_finished(request)
 
     def hand_over(self, request: Request, to: Request, choices: set[int]) -> None:
-        """Let an open request go on as another, whose gateway has nothing of it and wants these."""
+        """Let an open request go on as `to`, whose gateway has nothing yet and wants `choices`."""
         self._remove(request)
         request.id, request.attempt, request.gateway = to.id, to.attempt, to.gateway
         request.window, request.deadline = to.window, to.deadline
@@ -137,19 +144,19 @@ class Requests:
             request.end(choice.index)
 
     def refuse(self, request: Request, reason: Reason, text: str, param: str | None = None) -> None:
-        """End a request, and say why."""
+        """End a request, and tell its gateway why."""
         self._outbox.reject(request, reason, text, param)
         self.forget(request)
 
     def forget(self, request: Request) -> None:
-        """Drop a request with all of its sequences; nobody is told."""
+        """Drop a request and all of its sequences without a word to its gateway."""
         for sequence in dict.fromkeys(request.sequences.values()):
             self._drop(sequence)
         request.sequences.clear()
         self._end_if_finished(request)
 
     def allow(self, request: Request, limits: dict[int, int]) -> None:
-        """Let choices have more outputs; what was allowed before is not taken back."""
+        """Let choices have more outputs; what was allowed before stays allowed."""
         for choice, limit in limits.items():
             sequence = request.sequences.get(choice)
             if sequence is not None and sequence.allowed is not None:
@@ -166,7 +173,7 @@ class Requests:
         self.forget(request)
 
     def abort(self, request: Request, choices: list[int]) -> None:
-        """End these choices, or all if none is named; a search goes on until none is wanted."""
+        """End these choices, or all if none is named; a search runs on for those that are left."""
         if request.search is not None:
             for choice in choices or list(request.answers):
                 request.answers.pop(choice, None)
@@ -184,7 +191,7 @@ class Requests:
         self._placement.stop(sequence)
 
     def _end_if_finished(self, request: Request) -> None:
-        if not request.sequences and self._open.get(request.id) is request:
+        if not request.sequences and request in self:
             self._remove(request)
 
     def _add(self, request: Request) -> None:
@@ -198,14 +205,14 @@ class Requests:
     # --- what steps give ------------------------------------------------------------------------
 
     def accept(self, accepted: Accepted) -> None:
-        """Move sequences on by the result of a step."""
+        """Move sequences on by what a step gave them."""
         for sequence, text in accepted.failed:
             request = sequence.request
-            if self._open.get(request.id) is request:
+            if request in self:
                 reason = Reason.INVALID if request.params.confines else Reason.FAILED
                 self.refuse(request, reason, text)
         for sequence, piece in accepted.prompts:
-            if self._open.get(sequence.request.id) is sequence.request:
+            if sequence.request in self:
                 self._outbox.prompt_output(sequence.request, piece.position, piece.logprobs)
         for sampled in accepted.sampled:
             sequence, request = sampled.sequence, sampled.sequence.request
@@ -222,7 +229,7 @@ class Requests:
             self._completed(sequence, embedding)
 
     def _fork(self, sampled: Sampled) -> None:
-        """Each choice that began here gets its first token, and a sequence of its own."""
+        """Give each choice that shares the sequence its first token, and its own sequence."""
         sequences = decoding.fork(sampled.sequence)
         self._placement.share(sequences)
         for number, sequence in enumerate(sequences):
@@ -232,7 +239,7 @@ class Requests:
     def _extend(
         self, sequence: Sequence, tokens: "array[int]", logprobs: list[Logprobs | None]
     ) -> None:
-        """Give a sequence its next tokens, as far as it goes on."""
+        """Give a sequence its next tokens, up to its end."""
         choice = sequence.choices[0]
         if not sequence.answers(choice):
             self._drop(sequence)
@@ -245,7 +252,7 @@ class Requests:
             self._end_if_finished(sequence.request)
 
     def _completed(self, sequence: Sequence, embedding: Floats | None) -> None:
-        """The prompt is computed, and that was all."""
+        """End a sequence of which only the prompt was to be computed."""
         sequence.finish = Finish.LENGTH
         for choice in filter(sequence.answers, sequence.choices):
             self._outbox.output(sequence, choice, 0, embedding)
@@ -254,7 +261,7 @@ class Requests:
         self._end_if_finished(sequence.request)
 
     def _candidates(self, beam: Sequence, search: BeamSearch, candidates: Logprobs | None) -> None:
-        """Keep a beam's candidates; when all beams have theirs, the search takes a step."""
+        """Keep a beam's candidates; once all beams have theirs, the search takes a step."""
         beam.candidates = candidates
         request = beam.request
         beams = list(request.sequences.values())
@@ -270,10 +277,10 @@ class Requests:
         for forks in decoding.fork_beams(request, beams, going):
             self._placement.share(forks)
         decoding.append_continuations(request, going)
-        if search.done:
+        if not going:
             for choice, rank in request.answers.items():
                 if rank < len(search.answers):
                     self._outbox.answer(request, choice, search.answers[rank], beams[0].cached)
-                else:  # a grammar has fewer texts than that
+                else:  # a grammar allows fewer texts than that
                     self._outbox.no_answer(request, choice, Finish.ABORT)
             self._end_if_finished(request)

@@ -59,7 +59,7 @@ def search(
     """Drive a search as the scheduler does, one model call a beam and step."""
     beams: list[list[int]] = [[]]
     state = BeamSearch(params)
-    while not state.done:
+    while beams:
         going = state.advance(
             [array("i", beam) for beam in beams],
             [[] for _ in beams],
@@ -178,7 +178,7 @@ def test_a_beam_that_can_only_draw_level_goes_on_no_longer() -> None:
         values = pack_floats([value for value, _ in ranked])
         state = BeamSearch(params)
         going = state.advance([array("i")], [[]], [Logprobs(values[:4], ids, values)])
-        assert (bool(going), state.done) == (not done, done)
+        assert bool(going) is not done
 
 
 def test_beams_go_on_only_with_what_a_grammar_allows(model: LlamaForCausalLM) -> None:
@@ -189,7 +189,7 @@ def test_beams_go_on_only_with_what_a_grammar_allows(model: LlamaForCausalLM) ->
     beams: list[list[int]] = [[]]
     state = BeamSearch(params)
     sizes = []
-    while not state.done:
+    while beams:
         found = [next_tokens(model, [1, 2, *beam], params.candidates, one_way) for beam in beams]
         going = state.advance([array("i", beam) for beam in beams], [[] for _ in beams], found)
         beams = [[*beams[each.beam], each.token] for each in going]
