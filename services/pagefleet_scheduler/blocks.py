@@ -1,20 +1,20 @@
-"""The pool of one worker's KV blocks: who holds which, and what those that nobody holds contain.
+"""The pool of one worker's KV blocks: who holds which, and what the others contain.
 
 A block is in exactly one state:
 
-    blank     free, its content is of no use                 taken first
+    blank     free, and its content is of no use             taken first
     cached    free, but indexed: a later prompt may hit it   taken next, least recently used first
     held      referenced by one or more block tables         never taken
 
-and, for as long as the plan during which it became free is in the making, `settling`: plans may
-order copies that read it, so it is handed out again only after `settle`.
+A block that becomes free while a plan is being made is `settling` first: the plan may still order
+copies that read it, so it is handed out again only after `settle`.
 
-A full block is indexed under its `BlockKey` once its content is certain. The key's digest chains:
-SHA-256 over tagged fields of the digest before it and the block's own tokens, beginning with the
-tenant's salt, so that equal digests mean equal histories, on whichever worker. A digest is a
-promise, not a proof: a hit also compares the tokens and that the block before it is the very one
-that the entry was chained to. A sequence releases its blocks tail first; so a cached block never
-goes before those that continue it (PagedAttention, Kwon et al., SOSP 2023, section 4.3).
+A full block is indexed under its `BlockKey` once its content is certain. The key's digest is a
+chain: SHA-256 over the digest before it and the block's own tokens, as tagged fields, beginning
+with the tenant's salt. So equal digests mean equal histories, on every worker. But a hit does not
+rely on that: it also compares the tokens, and whether the block before it is the very one that the
+entry continues. A sequence releases its blocks tail first, so that a cached block is never taken
+before those that continue it (PagedAttention, Kwon et al., SOSP 2023, section 4.3).
 """
 
 import hashlib
@@ -35,17 +35,17 @@ class BlockKey(NamedTuple):
 
 
 def chain(before: bytes, tokens: Ints) -> bytes:
-    """The digest of a full block that follows one with the digest `before`."""
+    """The digest of a full block that follows a block with the digest `before`."""
     return hashlib.sha256(b"pagefleet block\0%d\0" % len(before) + before + tokens).digest()
 
 
 def root(salt: bytes) -> bytes:
-    """The digest that a tenant's first blocks follow."""
+    """The digest that the first blocks of a tenant's sequences follow."""
     return hashlib.sha256(b"pagefleet salt\0%d\0" % len(salt) + salt).digest()
 
 
 History: TypeAlias = int | bytes
-"""What a block continues: the identity of an index entry, or at first its tenant's root digest."""
+"""What a block continues: the identity of an index entry; if it is the first, its tenant's root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class BlockPool:
 
     @property
     def cached_blocks(self) -> list[int]:
-        """These, in the order in which they are taken."""
+        """Those blocks, in the order in which they are taken."""
         return list(self._cached)
 
     @property
@@ -123,7 +123,7 @@ class BlockPool:
         """Take a block for one table.
 
         Raises:
-            IndexError: none is available; the caller looks before it takes.
+            IndexError: none is available; the caller should have looked.
         """
         if self._blank:
             block = self._blank.pop()
@@ -147,14 +147,14 @@ class BlockPool:
         self._references[block] += 1
 
     def release(self, table: Sequence[int]) -> None:
-        """Count one table less for each of its blocks; its tail becomes the first to be taken."""
+        """Count one table less for each of its blocks; those at its end are taken first."""
         for block in reversed(table):
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._settling.append(block)
 
     def settle(self) -> None:
-        """Make available what became free: between two plans nothing refers to it any more."""
+        """Make available what became free; called between plans, when nothing refers to it."""
         for block in self._settling:
             if block in self._entries:
                 self._cached[block] = None
@@ -163,28 +163,25 @@ class BlockPool:
         self._settling.clear()
 
     def match(self, salt: bytes, keys: Iterable[BlockKey]) -> tuple[list[int], History]:
-        """The blocks that hold the longest known beginning of a sequence of full blocks.
+        """The blocks that hold the longest indexed prefix of a sequence of full blocks.
 
-        Also what a block that continues them is chained to (`index`).
+        Also what a block behind them continues (`index`).
         """
         return self.follow(keys, root(salt))
 
     def follow(self, keys: Iterable[BlockKey], before: History) -> tuple[list[int], History]:
-        """The blocks that hold what follows a known history, as far as that is known here."""
+        """The blocks that continue a history, as far as they are indexed; and their history."""
         hits: list[int] = []
         for key in keys:
-            block = self._index.get(key.digest)
-            if block is None:
+            identity = self._known(key, before)
+            if identity is None:
                 break
-            entry = self._entries[block]
-            if entry.key != key or entry.before != before:
-                break
-            hits.append(block)
-            before = entry.identity
+            hits.append(self._index[key.digest])
+            before = identity
         return hits, before
 
     def join(self, twin: "BlockPool") -> None:
-        """Let two pools know equal content by equal identities, so that it can move over."""
+        """Let two pools give equal content equal identities, so that blocks can move over."""
         self._twin, twin._twin = twin, self
         self._identities = twin._identities
 
@@ -193,7 +190,7 @@ class BlockPool:
         return self._known(entry.key, entry.before) == entry.identity
 
     def adopt(self, block: int, entry: Entry) -> None:
-        """Make a block known by what a block of the twin held."""
+        """Index a block under the entry of a block of the twin."""
         known = self._index.get(entry.key.digest)
         if known is not None:
             self._disown(known)
@@ -201,13 +198,13 @@ class BlockPool:
         self._index[entry.key.digest] = block
 
     def idle(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` count as available now, and would not once they are shared."""
+        """How many of `blocks` are available now, and would not be once they are shared."""
         return sum(block in self._cached for block in blocks)
 
     def index(self, block: int, key: BlockKey, before: History) -> History:
-        """Make a full block known by its content, which continues `before`.
+        """Index a full block under its content, which continues `before`.
 
-        Content that is known under another block stays with that block. Returns what the next
+        Content that is indexed under another block stays with that block. Returns what the next
         block of the same sequence continues.
         """
         if not self.caching:
@@ -248,7 +245,7 @@ class BlockPool:
         return entry
 
     def _disown(self, block: int) -> None:
-        """Another history claims a block's digest: the block keeps no content that can be hit."""
+        """Another history claims a block's digest: what the block holds can be hit no more."""
         self._forget(block)
         if block in self._cached:
             del self._cached[block]

@@ -1,14 +1,14 @@
 """The second tier of a worker's prefix cache: evicted blocks, kept by content in host memory.
 
-When a cached block of the device is taken for something else, its content goes to a host block;
-when a sequence comes that begins with that content, it goes back to whatever device block the
+When a cached block of the device is taken for something else, its content moves to a host block;
+when a sequence comes that begins with that content, it moves back, to whichever device block the
 sequence has there. So a preempted sequence finds its blocks again: preemption by swapping
 (PagedAttention, Kwon et al., SOSP 2023, section 4.5) and prefix caching are one mechanism. Moving
-pays only if it is faster than computing again, which the worker measured at its start.
+pays only if it is faster than computing again; the worker measured both at its start.
 
-A plan swaps out first and in later, before its forward pass. So a host block may be read by the
-plan that fills it; one that a plan still to come will read is held until then. One that is taken
-again before the plan that fills it is made, is filled with the later content only.
+A plan swaps out before it swaps in, and both before its forward pass. So a host block may be read
+by the very plan that fills it. A block that the next plan will read is held until then. A block
+that is taken again before the plan that should fill it was made gets the later content only.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class HostTier:
         return f"<HostTier {self.moved_out} moved out, {self.moved_in} in, {self.pool!r}>"
 
     def keep(self, block: int, entry: Entry) -> None:
-        """A device block is taken for something else: keep what it holds, if that pays."""
+        """A device block is taken for something else: keep its content, if that pays."""
         if not self.worthwhile or self.pool.holds(entry) or not self.pool.available:
             return
         target = self.pool.allocate()
@@ -46,24 +46,24 @@ class HostTier:
         self._out[target] = block
 
     def hold(self, keys: Sequence[BlockKey], history: History) -> list[int]:
-        """The host blocks that go on where the device's hits end, held until they are moved."""
+        """The host blocks that continue the device's hits, held until they are moved."""
         found, _ = self.pool.follow(keys, history)
         for block in found:
             self.pool.share(block)
         return found
 
     def bring_back(self, held: Sequence[int], targets: Sequence[int]) -> None:
-        """Move host blocks to device blocks that a sequence was given."""
+        """Move host blocks to the device blocks that a sequence was given."""
         self._in.update(zip(targets, held, strict=True))
 
     def cancel(self, table: Sequence[int]) -> None:
-        """The device blocks of a table are given back: nothing must be moved there any more."""
+        """The device blocks of a table are given back: nothing may be moved there any more."""
         if self._in:
             self.pool.release([self._in.pop(block) for block in table if block in self._in])
             self.pool.settle()
 
     def take_orders(self) -> tuple[list[int], list[int]]:
-        """Pairs to swap out (device, host) and in (host, device), for a plan that is made now."""
+        """Pairs to swap out (device, host) and in (host, device), in a row, for a plan made now."""
         out = [block for host, device in self._out.items() for block in (device, host)]
         into = [block for device, host in self._in.items() for block in (host, device)]
         self.moved_out += len(self._out)

@@ -1,9 +1,9 @@
 """The KV cache of one worker: which blocks its sequences have, and which they find again.
 
-A sequence that begins to run finds the longest known prefix of its tokens in the device's pool
-(`blocks`) and goes on in the host's (`host`); the rest of its table are fresh blocks. What it then
-computes is indexed block by block, for itself after a preemption as for others. One position is
-left to be computed in any case: its logits give the next token.
+A sequence that begins to run takes the longest known prefix of its tokens from the device's pool
+(`blocks`), what continues that from the host's (`host`), and fresh blocks for the rest. What it
+then computes is indexed block by block, for others and for itself after a preemption. The last
+position is always computed: its logits give the next token.
 """
 
 from array import array
@@ -16,7 +16,7 @@ from pagefleet_scheduler.sequence import Sequence
 
 
 class KVCache:
-    """The pools of a worker, and what sequences have in them."""
+    """A worker's pools, and what sequences have in them."""
 
     def __init__(self, worker: WorkerHello, *, caching: bool) -> None:
         self.pool = BlockPool(worker.blocks, worker.block_size, caching=caching)
@@ -35,12 +35,12 @@ class KVCache:
         return len(self._match(self._keys(sequence), sequence)[0]) * self.pool.block_size
 
     def wanted(self, sequence: Sequence) -> int:
-        """Blocks that `begin` takes of those that are available."""
+        """How many of the available blocks `begin` takes."""
         hits, _ = self._match(self._keys(sequence), sequence)
         return self.blocks_for(len(sequence.tokens)) - len(hits) + self.pool.idle(hits)
 
     def begin(self, sequence: Sequence) -> int:
-        """Give a sequence blocks for all of its tokens; returns how many it need not compute."""
+        """Give a sequence blocks for all of its tokens; returns how many need no computing."""
         keys = self._keys(sequence)
         hits, history = self._match(keys, sequence)
         for block in hits:
@@ -55,12 +55,12 @@ class KVCache:
         return (len(hits) + len(from_host)) * self.pool.block_size
 
     def share(self, fork: Sequence) -> None:
-        """Count the table of a fork, which is that of its parent."""
+        """Count the table of a fork, which is a copy of its parent's."""
         for block in fork.table:
             self.pool.share(block)
 
     def index(self, sequence: Sequence, kept: "array[int]") -> None:
-        """Make known what a sequence's computed blocks hold: its tokens, and then those `kept`."""
+        """Index the blocks that a sequence has computed: of its tokens, then of drafts `kept`."""
         size = self.pool.block_size
         if sequence.computed // size <= sequence.indexed:
             return
@@ -83,9 +83,8 @@ class KVCache:
         self.host.check()
 
     def _keys(self, sequence: Sequence) -> list[BlockKey]:
-        """Of the blocks that a prefix hit may cover.
-
-        Logprobs of a prompt have to be computed, so they hit nothing.
+        """Keys of the blocks that a prefix hit may cover; none while logprobs of the prompt are
+        wanted, which have to be computed.
         """
         if not self.pool.caching or sequence.request.wants_prompt_logprobs:
             return []
