@@ -5,15 +5,16 @@
 All that has arrived is handled together and planned for once; an empty list of events is the tick
 of a clock (every 50 ms). The same object runs in production, in unit tests and in simulations.
 
-This file says which part of the scheduler hears of what, and in which order they act. `gateways`
-and `workers` are the peers; a message that cannot be sent to one says nothing: the beats show what
-has not arrived, and whether its receiver lives. `admission` takes requests in, `requests` knows
-what clients asked for, `placement` where each sequence is, a `planner` per worker what to compute
-next, `outbox` what to send.
+This file says which part of the scheduler hears of what, and in which order the parts act.
+`gateways` and `workers` are the peers. A message that could not be sent proves nothing about its
+receiver: beats show what has not arrived, and who is alive. `admission` takes requests in,
+`requests` knows what clients asked for, `placement` where each sequence is, a `planner` per worker
+what to compute next, `outbox` what to send.
 
-What a sequence has is only its tokens. When its worker is lost it waits at its old place and is
-computed again, wherever. When a gateway misses something it says so in its beat and is sent it
-again; when this scheduler is new, the gateways submit everything again with what they have.
+All that a sequence owns is its tokens. When its worker is lost, it returns to its old place in the
+queue and is computed again, by whichever worker takes it. A gateway that missed something says so
+in its beat and gets it again; to a new scheduler the gateways submit everything again, with the
+tokens that they have.
 """
 
 from collections.abc import Iterable
@@ -52,17 +53,17 @@ from pagefleet_scheduler.snapshot import take_snapshot
 from pagefleet_scheduler.workers import Workers
 
 REVIEW = 1.0
-"""Seconds between two looks at requests that nobody may be able to take."""
+"""Seconds between two searches for requests that no worker can take."""
 
 ABSENCE = 0.5
-"""Seconds between two calls, of which there is one every 50 ms, that show that it was stopped."""
+"""Seconds without a call after which this process must have been stopped: there is a tick every
+50 ms."""
 
 GATHERING = 1.0
-"""Seconds for which it waits, when it is new or was stopped, to hear of workers that may live."""
+"""Seconds that workers have to be heard after the scheduler began, or was stopped."""
 
 STALL = 2.0
-"""Seconds of open requests and no progress anywhere after which the cell counts as stalled."""
-
+"""Seconds without progress anywhere after which a cell with open requests counts as stalled."""
 
 _MODEL_TEXT = "You serve another model than the workers of this cell."
 
@@ -84,7 +85,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A peer could not be sent to: it has no connection for now, or takes nothing any more."""
+    """A message could not be sent: its peer has no connection for now, or a full queue."""
 
     peer: bytes
 
@@ -93,7 +94,7 @@ Event: TypeAlias = Arrived | Lost | Unreachable
 
 
 class Scheduler:
-    """Everything that is known of the cell, and what to do about it."""
+    """The state of the cell, and what to do next."""
 
     def __init__(
         self,
@@ -136,11 +137,11 @@ class Scheduler:
         )
 
     def handle(self, events: Iterable[Event], now: float) -> list[Send]:
-        """Take what happened and say what to send.
+        """Take in what happened, and say what to send.
 
         Args:
             events: in the order in which they came.
-            now: seconds on a clock that never goes back.
+            now: seconds on a monotonic clock.
         """
         if (absence := now - self._now) > ABSENCE:
             self.gateways.excuse(absence)
@@ -187,7 +188,7 @@ class Scheduler:
 
     @property
     def stalled(self) -> bool:
-        """Whether a request could go on and nothing has been computed for a while."""
+        """Whether a request could go on, but nothing has been computed for a while."""
         return self._now - self.workers.progressed > STALL and any(
             not sequence.paused
             for request in self.requests
@@ -249,7 +250,7 @@ class Scheduler:
             self.admission.leave(request, now)
 
     def _current(self, message: Abort | Credit) -> Request | None:
-        """The request that a message speaks of, unless it went on under another attempt."""
+        """The request that a message is about, unless it is at another attempt by now."""
         request = self.requests.get(message.request)
         return request if request and request.attempt == message.attempt else None
 
@@ -268,7 +269,7 @@ class Scheduler:
         )
 
     def _answer_inspections(self) -> None:
-        """By how things are once everything that came is planned for."""
+        """Answer at the end, so that snapshots show the state after planning."""
         planners = {worker.number: worker.planner for worker in self.workers}
         for peer, inspect in self._inspections:
             answer = take_snapshot(self.epoch, inspect, planners, self.placement, self._now)
@@ -278,7 +279,7 @@ class Scheduler:
     # --- what nobody takes ----------------------------------------------------------------------
 
     def _review(self, now: float) -> None:
-        """Refuse what has waited long enough for a worker that can take it."""
+        """Refuse what has waited too long for a worker that can take it."""
         if now < self._review_due:
             return
         self._review_due = now + REVIEW

@@ -1,12 +1,12 @@
-"""Streams whose reader has gone, and may come back through any gateway.
+"""Streams whose readers have gone, but may come back through any gateway.
 
-A client whose stream broke asks a gateway to go on with it, and `Submit.continues` names the
-request of before. That request may still be open, because its gateway lives or is not yet known to
-be dead: it moves, whatever it is doing, and its old gateway is told so each time that it speaks of
-it. Or it is gone with its gateway or its client: then its tokens, not its blocks, are kept for
+A client whose stream broke asks a gateway to continue it, and `Submit.continues` names the earlier
+request. That may still be open, because its gateway is alive, or not yet known to be dead: then it
+moves to the new gateway, whatever it is doing, and the old one is told so whenever it mentions the
+request. Or it ended with its gateway or client: then its tokens, not its blocks, are kept for
 `KEEP_SECONDS`.
 
-All this is a cache. Without it the stream is generated again, and is the same.
+All this is a cache: without it the same stream is generated again.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pagefleet_scheduler.sequence import Request, Sequence
 
 KEEP_SECONDS = 30.0
-"""That tokens are kept, and that a request that moved is remembered."""
+"""For which tokens are kept, and requests that moved are remembered."""
 
 KEPT_TOKENS = 4_000_000
-"""Of prompts and outputs, logprobs counted as much; beyond, what was kept first is dropped."""
+"""Tokens of prompts and outputs to keep at most; a logprob counts as one. The oldest go first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class _Move:
 
 
 class Departures:
-    """Requests that were left or have moved lately, by their ids, oldest first."""
+    """Requests that lately were left, or moved; by their ids, oldest first."""
 
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}
@@ -47,9 +47,9 @@ class Departures:
         return f"<Departures {len(self._kept)} kept, {self._size} tokens, {len(self._moves)} moved>"
 
     def keep(self, request: Request, now: float) -> None:
-        """Remember the outputs of a request that is about to be forgotten, if they can be repeated.
+        """Keep the outputs of a request that is about to be forgotten, if they can be repeated.
 
-        Only streams that may not run ahead without limit are resumed.
+        Only streams have a window, and only they are resumed.
         """
         if not request.window or not repeatable(request):
             return
@@ -77,7 +77,7 @@ class Departures:
             self._drop(next(iter(self._kept)))
 
     def take(self, id: str, request: Request) -> list[Sequence]:
-        """The outputs of a request that was left, for one that asks for the same."""
+        """Take the outputs of a request that was left, for one that asks for the same tokens."""
         kept = self._kept.get(id)
         if kept is None or not same(kept.request, request):
             return []
@@ -85,7 +85,7 @@ class Departures:
         return list(kept.outputs.values())
 
     def move(self, id: str, to: str, now: float) -> None:
-        """Remember under which id a request goes on."""
+        """Remember that a request goes on under the id `to`."""
         self._moves.pop(id, None)
         self._moves[id] = _Move(to, now + KEEP_SECONDS)
 
@@ -94,7 +94,7 @@ class Departures:
         return id in self._moves
 
     def latest(self, id: str) -> str:
-        """The id under which a request goes on, or its own."""
+        """The id under which a request goes on by now; its own if it never moved."""
         while (move := self._moves.get(id)) is not None:
             id = move.id
         return id
@@ -126,14 +126,14 @@ def same(request: Request, other: Request) -> bool:
 
 
 def repeatable(request: Request) -> bool:
-    """Whether all outputs that there are could be sent from the first on, logprobs included."""
+    """Whether all outputs so far can be sent from the first on, with logprobs if wanted."""
     known = [*request.finished.values(), *request.sequences.values()]
     whole = request.params.logprobs is None or not any(sequence.base for sequence in known)
     return whole and request.params.prompt_logprobs is None
 
 
 def can_move(request: Request, to: Request, choices: set[int]) -> bool:
-    """Whether an open request can go on as another, which wants these choices."""
+    """Whether an open request can go on as `to`, which wants these choices."""
     if request.search is not None:
         return same(request, to) and choices <= request.answers.keys()
     known = request.finished.keys() | request.sequences.keys()

@@ -25,7 +25,7 @@ class Figures:
     recovery_seconds: float = 0.0
 
     def ordered(self, plan: Plan) -> None:
-        """A step was sent to a worker."""
+        """A step is sent to a worker."""
         tokens = len(plan.tokens) // 4
         self.steps[bisect_left(STEP_BOUNDS, tokens)] += 1
         self.step_tokens += tokens

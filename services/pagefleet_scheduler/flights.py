@@ -1,4 +1,4 @@
-"""Steps that are under way: what was ordered, kept until its result says what came of it."""
+"""Steps that are under way: what was ordered, kept until the result is there."""
 
 from array import array
 from collections.abc import Iterable
@@ -12,18 +12,18 @@ from pagefleet_scheduler.sequence import Sequence
 
 
 class ResultError(Exception):
-    """A result that does not fit the plan it answers: the worker cannot be believed any more."""
+    """A result that does not fit its plan: the worker cannot be trusted any more."""
 
 
 class PlannedRow(msgspec.Struct, frozen=True, gc=False):
-    """What is remembered of a row until its result is there."""
+    """What is remembered of a row until its result comes."""
 
     sequence: Sequence
     run: int
     end: int
     samples: int
     ahead: bool
-    """The sequence counts the sample as its next token before it is back."""
+    """The sequence counts the sample as its next token although it is not back."""
     drafts: Drafts
     """Fed on trial at the end of the row."""
 
@@ -37,20 +37,20 @@ class Flight:
     sent: float = 0.0
     repeated: bool = False
     result: Result | None = None
-    """It came before that of the step before."""
+    """If it came before that of an earlier step."""
     tokens: int = field(init=False)
-    """That the step is fed."""
+    """Input tokens."""
     samples: int = field(init=False)
-    """That it gives."""
+    """Tokens that it gives."""
 
     def __post_init__(self) -> None:
-        """Count."""
+        """Count tokens and samples."""
         self.tokens = len(self.plan.tokens) // 4
         self.samples = sum(row.samples for row in self.rows)
 
     @property
     def samples_all(self) -> bool:
-        """Whether there is a sample behind each of its tokens: it computes no prompt."""
+        """Whether there is a sample for each input token, so that no prompt is computed."""
         return self.tokens == self.samples
 
     def landed(
@@ -78,7 +78,7 @@ class Flight:
 
 
 def keep(result: Result, flights: Iterable[Flight]) -> None:
-    """Keep a result with its step until those of the steps before are there.
+    """Keep a result with its step until those of earlier steps are there.
 
     Raises:
         ResultError: it answers none of the steps.
@@ -95,23 +95,23 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
     sequence: Sequence
     tokens: "array[int]"
-    """One a choice, or, of one choice, tokens that follow each other."""
+    """One for each of several choices, or of one choice tokens that follow each other."""
     logprobs: list[Logprobs | None]
 
 
 @dataclass(slots=True)
 class Accepted:
-    """What a step gave."""
+    """What a step gave all of its sequences."""
 
     sampled: list[Sampled] = field(default_factory=list)
     prompts: list[tuple[Sequence, PromptLogprobs]] = field(default_factory=list)
     failed: list[tuple[Sequence, str]] = field(default_factory=list)
     completed: dict[Sequence, Floats | None] = field(default_factory=dict)
-    """Sequences whose prompt is computed and that asked for nothing more, but for its embedding."""
+    """Sequences that only wanted their prompt computed, with its embedding if that was wanted."""
 
 
 def agreeing(drafts: "array[int]", samples: "array[int]") -> int:
-    """How many drafts the model confirmed: each was sampled where it had been fed."""
+    """How many drafts are confirmed: the model sampled the very tokens that were fed."""
     for number, (draft, sample) in enumerate(zip(drafts, samples, strict=False)):
         if draft != sample:
             return number

@@ -1,8 +1,9 @@
-"""The gateways of the cell: who holds a lease, and what one has missed.
+"""The gateways of the cell: which of them hold a lease, and what they have missed.
 
-A beat names the requests that a gateway has open and how far it has received each choice. What it
-does not name, nobody waits for any more; what had been sent before its last beat and is not there
-by this one, was lost and is sent again; what is not known here it has to submit again.
+A beat lists the requests that a gateway has open, and how far it has received each choice. For a
+request that is not listed, nobody waits any more. Tokens that had been sent before the last beat
+and have not arrived by this one were lost, and are sent again. What is listed and not known here,
+the gateway has to submit again.
 """
 
 from pagefleet.wire import PROTOCOL, GatewayBeat, Moved, Welcome
@@ -17,7 +18,7 @@ LEASE = 2.0
 
 
 class Gateways:
-    """Those with a lease, by their peers' identities; times are the scheduler's."""
+    """The gateways that hold a lease, by their identities."""
 
     def __init__(
         self, epoch: int, requests: Requests, admission: Admission, outbox: Outbox
@@ -39,16 +40,16 @@ class Gateways:
         return peer in self._heard
 
     def hear(self, peer: bytes, now: float) -> None:
-        """Give one a lease, or renew it."""
+        """Give a gateway a lease, or renew it."""
         self._heard[peer] = now
 
     def hello(self, peer: bytes, now: float) -> None:
-        """One wants to be served."""
+        """A gateway wants to be served."""
         self.hear(peer, now)
         self._outbox.send(peer, Welcome(self._epoch, PROTOCOL))
 
     def beat(self, peer: bytes, beat: GatewayBeat, now: float) -> list[str]:
-        """Compare what one has with what it was sent; returns the requests that it must submit."""
+        """Compare what a gateway has with what it was sent; returns what it must submit again."""
         listed = {line.request for line in beat.open}
         for left in self._requests.of(peer):
             if left.id not in listed:
@@ -69,14 +70,14 @@ class Gateways:
         return unknown
 
     def _repeat_outputs(self, sequence: Sequence, choice: int, position: int) -> None:
-        """Send again what had been sent before the gateway's last beat, and is not there yet."""
+        """Send again what had been sent before the gateway's last beat, and has not arrived."""
         missing = position < sequence.sent_before or sequence.finish is not None
         if sequence.base <= position <= sequence.sent_before and missing:
             self._outbox.output(sequence, choice, position)
         sequence.sent_before = sequence.sent
 
     def lose(self, peer: bytes, now: float) -> None:
-        """One is gone, and its requests with it; the peer need not be a gateway."""
+        """A peer is gone; if it is a gateway, its requests are left."""
         if self._heard.pop(peer, None) is not None:
             self.usage.forget(peer)
             for request in self._requests.of(peer):
@@ -89,6 +90,6 @@ class Gateways:
                 self.lose(peer, now)
 
     def excuse(self, seconds: float) -> None:
-        """For so long the scheduler was stopped and could hear nobody."""
+        """Discount a time in which the scheduler was stopped and could hear nobody."""
         for peer in self._heard:
             self._heard[peer] += seconds

@@ -1,11 +1,11 @@
-"""Whether a worker lives, told from its beats: silence, a hang, a plan without an answer.
+"""Whether a worker lives, judged by its beats: silence, a hang, a plan without an answer.
 
-Three layers: the connection (`WORKER_SILENCE` without a word, more for one whose words were seen to
+Three layers: the connection (`WORKER_SILENCE` without a word, longer for a worker that was seen to
 be late); the progress of the thread that computes, which the beats carry, so that a process that
-answers and does not compute is found out (`WORKER_HANG`, or four times the slowest layer seen); and
-each plan, which an idle worker must have answered (`REPEAT_AFTER`, then it is sent once more, then
-the worker is given up). While the scheduler itself was stopped nobody could be heard: such time
-counts for nothing (`excuse`).
+answers but does not compute is found out (`WORKER_HANG`, or four times the slowest layer seen); and
+each plan, which an idle worker must have answered (after `REPEAT_AFTER` it is sent once more, then
+the worker is given up). Time in which the scheduler itself was stopped, and could hear nobody, does
+not count (`excuse`).
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ WORKER_SILENCE = 1.0
 """Seconds without a word after which a worker is lost, at least."""
 
 LONGEST_SILENCE = 1.5
-"""Such seconds at most; and those between two words are allowed for twice."""
+"""The same at most; in between, twice the longest pause between two words of this worker."""
 
 FIRST_WORD = 2.0
-"""Seconds that a worker has to say something under its epoch."""
+"""Seconds that a worker has to say something under a new epoch."""
 
 WORKER_HANG = 1.0
-"""Seconds that a busy worker may take for one layer, at least."""
+"""Seconds without progress after which a busy worker hangs, at least."""
 
 REPEAT_AFTER = 1.0
 """Seconds after which a plan that an idle worker has not answered is sent once more."""
@@ -41,26 +41,26 @@ class Worker:
     """When it last said something under its epoch."""
     progressed: float
     pause: float = 0.0
-    """Seconds between two words of it, at most."""
+    """Longest time between two words of it, in seconds."""
     progress: int = 0
     slowest: float = 0.0
-    """Seconds between two advances of its progress, at most, while busy."""
+    """Longest time between two advances of its progress while busy, in seconds."""
     busy: bool = False
     unreached: bool = False
-    """Something could not be sent to it: it is said again when it is heard."""
+    """A message could not be sent to it, and is repeated when it is heard."""
     confirmed: bool = False
-    """Something was heard that it said under its epoch."""
+    """It has said something under its epoch."""
 
     @property
     def due(self) -> float:
-        """When to order its next step; never while enough is under way."""
+        """When to order its next step: at once if it is idle, never while enough is under way."""
         flights = self.planner.flights
         if len(flights) >= self.planner.depth:
             return inf
         return self.planner.pace.due(flights[-1]) if flights else -inf
 
     def may_not_know(self, now: float) -> bool:
-        """Whether it was let in a moment ago, and what it says may be older than that."""
+        """Whether it was let in so lately that what it says may be older than that."""
         return not self.confirmed and now - self.progressed <= FIRST_WORD
 
     def hear(self, now: float) -> None:
@@ -70,7 +70,7 @@ class Worker:
         self.confirmed, self.heard = True, now
 
     def excuse(self, seconds: float) -> None:
-        """Nothing could be heard for so long."""
+        """Discount a time in which nothing could be heard."""
         self.heard += seconds
         self.progressed += seconds
         self.planner.pace.excuse(seconds)
@@ -78,7 +78,7 @@ class Worker:
             flight.sent += seconds
 
     def beat(self, beat: WorkerBeat, now: float) -> bool:
-        """Note how far the computing thread is; whether it has computed anything since."""
+        """Note how far the computing thread is; returns whether it advanced since the last beat."""
         self.hear(now)
         advanced = beat.progress != self.progress
         if advanced or not beat.busy:
@@ -89,12 +89,12 @@ class Worker:
         return advanced
 
     def silent(self, now: float) -> bool:
-        """Whether nothing was heard of it for too long."""
+        """Whether it was not heard for too long."""
         limit = max(WORKER_SILENCE, min(2 * self.pause, LONGEST_SILENCE))
         return now - self.heard > (limit if self.confirmed else FIRST_WORD)
 
     def hangs(self, now: float) -> bool:
-        """Whether it computes, and makes no progress."""
+        """Whether it is busy, but has made no progress for too long."""
         return self.busy and now - self.progressed > max(WORKER_HANG, 4 * self.slowest)
 
     def overdue(self, now: float) -> list[Plan]:

@@ -1,10 +1,10 @@
-"""When a worker is ordered its next step: late, but before it has nothing to do.
+"""When to order a worker's next step: late, but before the worker runs out of work.
 
-A step that is ordered while another is under way begins without a pause, but who comes after the
-order has to wait for the step after that. So the best moment is just before the worker needs it.
-How long a step takes is known from those of about its size; the shortest of the last few counts,
-because an order that is too early costs less than one that is too late. How much longer larger
-steps take also tells what drafts cost (`speculation`), and how much of a prompt goes into a step.
+A step that is ordered while another is under way begins without a pause; but whoever arrives after
+the order has to wait for the step after that. So the best moment is just before the worker needs
+it. How long a step takes is known from earlier ones of about its size. The shortest of the last few
+counts, because an order that is too early costs less than one that is too late. How much longer
+larger steps take also tells what drafts cost (`speculation`), and how much of a prompt fits a step.
 """
 
 from bisect import bisect_right
@@ -17,60 +17,60 @@ from pagefleet.size_class import size_class
 from pagefleet_scheduler.flights import Flight
 
 EARLY = 0.25
-"""Share of a step by which the next is ordered before its end."""
+"""How long before a step's end the next is ordered, as a share of the step."""
 
 EARLY_AT_LEAST = 0.004
-"""Seconds of that at least: an order has to be made, sent and read."""
+"""The same in seconds, at least: an order has to be made, sent and read."""
 
 PROMPT_SECONDS = 1.0
-"""That a step may take for prompts: for so long, whoever comes waits. Small models on a fast
-machine are limited by tokens, large ones by this."""
+"""Seconds that a step may take for prompts: whoever arrives meanwhile waits for its end. Small
+models on a fast machine reach the step's limit of tokens first, large ones this."""
 
 SECONDS_BESIDE = 0.15
-"""The same beside sequences that decode: for so long they get nothing."""
+"""The same beside sequences that decode, which get no token until the step ends."""
 
 SHARE_BESIDE = 1 / 3
-"""Of all prompts that wait, which a step beside them may compute even if that takes longer: each
-step has a token for all that decode, so that many small ones would delay the last prompt of a
+"""Share of the waiting prompt tokens that a step beside decoding sequences may have even if that
+takes longer. Every step also decodes, so that many small ones would delay the last prompt of a
 crowd."""
 
 LEAST_OF_PROMPTS = 64
-"""Tokens of prompts that a step may have however long they take: few cost as much as these. The
-first steps of a worker have no more, by which it is found out how long they take."""
+"""Tokens of prompts that a step may have however long they take: fewer take hardly less. A worker's
+first steps have no more, and show how long they take."""
 
 _REMEMBERED = 4
-"""Steps of each size."""
+"""Steps of each size that are remembered."""
 
 _REMEMBERED_PROMPTS = 8
-"""Steps that computed some of a prompt."""
+"""Steps that computed a part of a prompt, the same."""
 
 _FRESH = 512
-"""Steps after which what was learnt of a size is asked only if nothing newer is known."""
+"""Steps after which what was learnt about a size counts only if nothing newer is known."""
 
 
 @dataclass(slots=True)
 class _Size:
-    """What is known of steps of about one size."""
+    """What is known about steps of about one size."""
 
     steps: "deque[tuple[float, int]]" = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    """Seconds, and tokens."""
+    """Seconds and tokens of each."""
     latest: int = 0
-    """Number of the latest step."""
+    """Number of the latest one."""
 
 
 class Pace:
-    """How fast one worker computes, told from when its results come."""
+    """How fast one worker computes, judged by when its results come."""
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[int, bool], _Size] = {}
-        """By class of size, and whether there is a sample for each token."""
+        """By size class, and whether there is a sample for each token."""
         self._prompts: deque[float] = deque(maxlen=_REMEMBERED_PROMPTS)
-        """Seconds a token of the latest steps that computed prompts."""
+        """Seconds per token of the latest steps that computed prompts."""
         self._count = 0
         self._landed = 0.0
 
     def landed(self, flight: Flight, now: float) -> None:
-        """The result of the oldest step under way is there."""
+        """The result of the oldest step under way has come."""
         if not flight.repeated:
             self._count += 1
             seconds = now - self._began(flight)
@@ -88,10 +88,10 @@ class Pace:
         return self._began(flight) + seconds - max(EARLY * seconds, EARLY_AT_LEAST)
 
     def seconds(self, tokens: int) -> float:
-        """Seconds that a step takes which samples so many tokens; 0 if there was no step.
+        """Seconds that a step takes which samples so many tokens; 0 if there was no step yet.
 
-        Between two sizes it is told from both; beyond the largest it is in proportion. Where no
-        step was so large, those count that sample less than they are fed, which are faster.
+        Interpolated between two known sizes, and in proportion beyond the largest. For sizes that
+        no step had which samples for each token, others count, though they are faster.
         """
         known = self._known(self._count - _FRESH)
         if not known or known[-1][0] < tokens:
@@ -108,7 +108,7 @@ class Pace:
         return seconds + (longer - seconds) * (tokens - below) / (above - below)
 
     def most_of_prompts(self, waiting: int, beside: bool) -> int:
-        """Tokens of prompts, of those `waiting`, that the next step is to have at most.
+        """Tokens of prompts, of those `waiting`, that the next step may have.
 
         `beside`: there are sequences that decode.
         """
@@ -118,14 +118,14 @@ class Pace:
         return int(min(max(fitting, LEAST_OF_PROMPTS), waiting))
 
     def excuse(self, seconds: float) -> None:
-        """For so long nothing could be heard."""
+        """Discount a time in which nothing could be heard."""
         self._landed += seconds
 
     def _tokens_within(self, seconds: float) -> float:
-        """Tokens of prompts that are computed in such a time, as in the latest steps at the median.
+        """Tokens of prompts that take such a time, at the median speed of the latest steps.
 
-        0 while none was computed, so that the first steps are small: a large model on a CPU would
-        be gone for a minute in its first prompt.
+        0 while no prompt was computed, so that the first steps are small: a large model on a CPU
+        would be silent for a minute in its first prompt.
         """
         if not self._prompts:
             return 0.0
@@ -136,7 +136,7 @@ class Pace:
         return max(self._landed, flight.sent)
 
     def _known(self, since: int) -> list[tuple[int, float]]:
-        """Tokens and seconds of the quickest step of each size that there was since a step."""
+        """Tokens and seconds of the quickest step of each size, of sizes seen since that step."""
         sampled: list[tuple[int, float]] = []
         others: list[tuple[int, float]] = []
         for (_, samples_all), size in self._sizes.items():

@@ -1,8 +1,7 @@
 """The peers that the scheduler's shell remembers: those that it heard last.
 
-One that ends says nothing more, and is sent nothing more: nobody would know that it can be
-forgotten. A gateway or worker is heard several times a second, so that of those that count none is
-among the oldest.
+Nothing tells that a peer has ended and can be forgotten. But gateways and workers are heard several
+times a second, so that none of them is ever among the oldest of so many.
 """
 
 from collections import OrderedDict
@@ -33,7 +32,7 @@ class Peers:
         return len(self._peers)
 
     def hear(self, identity: bytes, hub: Hub) -> None:
-        """One has said something, through a hub."""
+        """A peer has said something, through a hub."""
         if identity in self._peers:
             self._peers.move_to_end(identity)
             return
@@ -42,20 +41,20 @@ class Peers:
             self._peers.popitem(last=False)
 
     def hub_of(self, identity: bytes) -> Hub | None:
-        """Through which one is reached, if it is remembered."""
+        """The hub through which a peer is reached, if it is remembered."""
         peer = self._peers.get(identity)
         return None if peer is None else peer.hub
 
     def is_refused(self, identity: bytes) -> bool:
-        """Whether one asks again and again, and has been told why it may not join."""
+        """Whether a peer has been told that it may not join; it will ask again and again."""
         peer = self._peers.get(identity)
         return peer is not None and peer.refused
 
     def refuse(self, identity: bytes) -> None:
-        """One is told why it may not join."""
+        """A peer is told that it may not join."""
         if peer := self._peers.get(identity):
             peer.refused = True
 
     def forget(self, identity: bytes) -> bool:
-        """One is gone; whether it was remembered."""
+        """A peer is gone; returns whether it was remembered."""
         return self._peers.pop(identity, None) is not None

@@ -1,4 +1,4 @@
-"""Where sequences are: each waits in the one queue of the cell, or runs at one worker."""
+"""Where sequences are: each waits in the cell's queue, or runs at one worker."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -11,7 +11,8 @@ from pagefleet_scheduler.queue import Queue
 from pagefleet_scheduler.sequence import Request, Sequence
 
 REFUSALS = 64
-"""Sequences that may find no room in a round of admission before it ends, however many wait."""
+"""Sequences without room after which a round of admission ends, however many wait: a bound on its
+time."""
 
 
 class Placement:
@@ -22,9 +23,9 @@ class Placement:
         self.planners: list[Planner] = []
         self.quarantine = Quarantine()
         self.gathering = False
-        """Streams wait for workers that compute their bits: some may live and not be heard yet."""
+        """Whether streams wait for workers of their class of numerics that may not be heard yet."""
         self.class_changes = 0
-        """Times that a sequence with outputs went on at a worker that computes other bits."""
+        """Times that a sequence with outputs went on at a worker of another class."""
 
     def __repr__(self) -> str:
         return f"<Placement {len(self.waiting)} wait, {self.running} run>"
@@ -35,14 +36,14 @@ class Placement:
         return sum(len(planner.running) for planner in self.planners)
 
     def stop(self, sequence: Sequence) -> None:
-        """Take a sequence that has ended from wherever it is; its blocks are free at once."""
+        """Remove a sequence that has ended from wherever it is, and free its blocks."""
         if sequence.slot is not None:
             self._planner_of(sequence).remove(sequence)
         else:
             self.waiting.remove(sequence)
 
     def share(self, sequences: list[Sequence]) -> None:
-        """Let forks of a sequence, which is the first, run where it runs, or wait as it waits."""
+        """Let forks run where their parent, the first of `sequences`, runs; else they wait."""
         parent, *waiting = sequences
         if waiting and parent.slot is not None:
             waiting = self._planner_of(parent).fork(sequences)
@@ -53,7 +54,7 @@ class Placement:
             self.waiting.add(fork)
 
     def leave(self, planner: Planner) -> list[Sequence]:
-        """A worker is lost: what ran there starts again from its tokens, at its old place."""
+        """A worker is lost: what ran there waits at its old place, and starts from its tokens."""
         self.planners.remove(planner)
         abandoned = planner.abandon()
         for sequence in abandoned:
@@ -61,31 +62,32 @@ class Placement:
         return abandoned
 
     def admit(self, now: float) -> None:
-        """Let sequences begin to run, in the queue's order, as long as there is room for the next.
+        """Let sequences begin to run, in the queue's order.
 
-        One that finds no room keeps those workers for itself where it could run, and nobody from
-        others; one that no worker could ever hold, or whose client takes nothing for now, keeps
-        none. What a paused sequence holds is anyone's. Beams of one search may be partly here and
-        partly in the queue, so that those here hold blocks and do nothing; lest all wait for each
-        other, a beam takes what it needs from any later sequence, and every sequence from later
-        beams that do nothing.
+        One that finds no room reserves every worker at which it could run, so that nobody later
+        gets there first; later ones may still run at other workers. One that no worker could ever
+        hold, or whose client takes nothing for now, reserves none. A paused sequence gives up its
+        blocks to anyone. Beams of one search may be partly running and partly waiting, so that
+        those that run hold blocks and do nothing. Lest searches wait for each other for ever, a
+        waiting beam preempts any later sequence, and every sequence preempts later beams that do
+        nothing.
         """
         for planner in self.planners:
             planner.cache.pool.settle()
-        queued, kept, refused = router.Queued(), set[Planner](), 0
+        queued, reserved, refused = router.Queued(), set[Planner](), 0
         for sequence in self.waiting:
             if sequence.paused:
                 continue
             planners = self.eligible(sequence)
-            if self._admit(sequence, [each for each in planners if each not in kept], queued, now):
+            if self._admit(sequence, [p for p in planners if p not in reserved], queued, now):
                 continue
-            kept.update(planners)
+            reserved.update(planners)
             refused += bool(planners)
-            if len(kept) == len(self.planners) or refused == REFUSALS:
+            if len(reserved) == len(self.planners) or refused == REFUSALS:
                 break
 
     def _finds_its_prefix_soon(self, sequence: Sequence) -> bool:
-        """Whether a beam has to wait for another, lest both compute what they could share."""
+        """Whether a beam should wait for another that computes what they can share."""
         return sequence.request.search is not None and any(
             planner.computes_prefix_of(sequence) for planner in self.planners
         )
@@ -111,7 +113,7 @@ class Placement:
         return True
 
     def eligible(self, sequence: Sequence) -> list[Planner]:
-        """Workers that can hold it to its end; if any of them computes its bits, only these."""
+        """Workers that can hold it to its end; only those of its class of numerics, if any is."""
         able = [planner for planner in self.planners if planner.fits(sequence)]
         same = [planner for planner in able if planner.numerics == sequence.numerics]
         if not same and self.gathering and sequence.numerics:
@@ -137,7 +139,7 @@ class Placement:
         planner.cache.pool.settle()
 
     def plan(self, planner: Planner) -> Plan | None:
-        """A worker's next step, if there is one to order now; what it preempts waits."""
+        """A worker's next step, if there is one to order now; whoever it preempts waits."""
         preempted: list[Sequence] = []
         planner.trial = self.quarantine.active and planner is self._court()
         plan = planner.plan(preempted)
@@ -146,7 +148,7 @@ class Placement:
         return plan
 
     def _court(self) -> Planner | None:
-        """The one worker at which suspects run now."""
+        """The one worker at which suspects may run now."""
         sitting = (planner for planner in self.planners if is_trial(planner.flights))
         called = (planner for planner in self.planners if planner.has_suspect)
         return next(sitting, None) or next(called, None)
@@ -156,7 +158,11 @@ class Placement:
         return bool(self.planners) and not any(each.fits(sequence) for each in self.planners)
 
     def check(self, requests: Iterable[Request]) -> None:
-        """Assert the invariants: all unfinished sequences, and no others, are at one place."""
+        """Assert the invariants: every unfinished sequence, and no other, is at exactly one place.
+
+        Args:
+            requests: all that are open.
+        """
         for planner in self.planners:
             planner.check()
         running = [sequence for planner in self.planners for sequence in planner.running]
@@ -174,7 +180,7 @@ class Placement:
         )
 
     def _check_flights(self, sequences: Iterable[Sequence]) -> None:
-        """Each counts its rows that are under way, and those whose sample it counts on."""
+        """Assert that each knows its rows that are under way, and the samples it counts on."""
         flights = [flight for planner in self.planners for flight in planner.flights]
         flying = Counter(row.sequence for flight in flights for row in flight.rows)
         ahead = Counter(row.sequence for flight in flights for row in flight.rows if row.ahead)

@@ -1,7 +1,7 @@
-"""A plan in the making: rows as they are decided, and what the worker has to be told for them.
+"""A plan in the making: its rows, and what the worker has to be told for them.
 
-A worker knows of a slot what earlier plans said. A row therefore brings what is news: a slot that
-opens, with all that its sequence has, and the entries that its table gained since its last row.
+A worker remembers what earlier plans said of a slot. So a row brings only what is new: for a slot
+that opens, all that its sequence has; else the entries that its table gained since its last row.
 """
 
 from pagefleet.wire import SAMPLED, Open, Plan, pack_ints, size_of
@@ -10,8 +10,8 @@ from pagefleet_scheduler.prompt_lookup import Drafts
 from pagefleet_scheduler.sequence import Sequence
 
 MOST_OPENED = 16 * 2**20
-"""Bytes with which a plan opens slots, but for the last of them. Hundreds that share a long prompt,
-or bring a large grammar, need few rows, and all together more than a frame may hold.
+"""Bytes of opened slots after which a plan opens no more. Hundreds of sequences that share a long
+prompt, or have large grammars, fit a step's budget, but not a frame.
 """
 
 
@@ -34,11 +34,11 @@ class PlanWriter:
         return f"<PlanWriter {len(self.planned)} rows, {len(self._tokens)} tokens>"
 
     def may_feed(self, sequence: Sequence) -> bool:
-        """Whether there is room for what the worker has to be told of a sequence."""
+        """Whether the plan has room for what the worker must be told of a sequence."""
         return sequence.opened or self._opened < MOST_OPENED
 
     def copy(self, sequence: Sequence, index: int, target: int) -> None:
-        """Give a sequence a block of its own for one that it shares, with the same content."""
+        """Replace a block that a sequence shares by `target`, which gets the same content."""
         self.copies += (sequence.table[index], target)
         sequence.replace_block(index, target)
         if index < sequence.table_sent:
@@ -46,7 +46,7 @@ class PlanWriter:
             self._tables += (sequence.slot, index, target)
 
     def add_row(self, sequence: Sequence, count: int, drafts: Drafts) -> None:
-        """Feed the next `count` positions of a sequence, whose blocks it has, and then drafts."""
+        """Feed the next `count` positions of a sequence, for which it has blocks, then drafts."""
         slot, tokens, table = sequence.slot, sequence.tokens, sequence.table
         assert slot is not None
         start, end = sequence.ordered, sequence.ordered + count
@@ -88,8 +88,8 @@ class PlanWriter:
         Args:
             epoch: the worker's.
             step: the plan's number.
-            slots: those that end, and triples to fork.
-            swaps: pairs of blocks that go to host memory, and that come from there.
+            slots: `Plan.release` and `Plan.forks`.
+            swaps: `Plan.swap_out` and `Plan.swap_in`.
         """
         return Plan(
             epoch=epoch,

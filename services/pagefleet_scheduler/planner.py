@@ -1,21 +1,23 @@
-"""One worker's next plan: who gets tokens, who gets blocks, who has to give them back.
+"""One worker's next plan: who gets tokens, who gets blocks, who has to give blocks back.
 
-`plan` goes through the running sequences, oldest first, and gives each a row of as many of its
-pending positions as the step's budget allows; sequences that need one token keep theirs even
-beside a long prefill (chunked prefill, Agrawal et al., "Sarathi-Serve", OSDI 2024, section 4). A
-sequence that needs a block when there is none takes it from the latest running one, which loses
-all its blocks and is computed again later (preemption by recomputation, PagedAttention, section
-4.5). A block that two tables share is copied before one of them writes to it (section 4.4).
+`plan` goes through the running sequences, oldest first, and gives each a row with as many of its
+pending positions as the step's budget allows. Sequences that need one token get it even beside a
+long prefill (chunked prefill, Agrawal et al., "Sarathi-Serve", OSDI 2024, section 4). A sequence
+that needs a block when there is none takes it from the latest running one, which loses all its
+blocks and is computed again later (preemption by recomputation, PagedAttention, section 4.5). A
+block that two tables share is copied before one of them writes to it (section 4.4).
 
-Up to two steps may be under way (`flights`): a row of the second may take as its input the token
-that the first is still to sample. What a step freed is handed out again from the next plan on. A
-row whose input is all known may end with drafts, for which its blocks have room (`speculation`).
+Up to two steps may be under way (`flights`): the input of a row in the second may be the token that
+the first is still to sample. Blocks that become free while a plan is made are handed out from the
+next plan on. A row whose input is all known may end with drafts, as far as its blocks have room
+(`speculation`).
 
-Rules that keep this right, whatever is aborted, preempted or late in between:
+Two rules keep this right, whatever is aborted, preempted or late in between:
 
-1. The worker is told of a slot with the first row of its run, of table entries with the next row.
-2. Results are matched with the rows kept in `flights`. A row whose sequence has begun another run
-   still gives its token, but says nothing of blocks.
+1. The worker is told of a slot with the first row of a run, and of new table entries with the next
+   row of their sequence.
+2. Results are matched with the rows kept in `flights`. If a row's sequence has begun another run
+   since, its token still counts, but it says nothing about blocks.
 """
 
 from array import array
@@ -51,11 +53,11 @@ class Planner:
 
         Args:
             worker: what it said of itself.
-            epoch: it may be under one only.
+            epoch: all that is said under another is void.
             lookahead: order a step while another is under way.
-            caching: find the blocks of equal prefixes.
+            caching: share the blocks of equal prefixes.
             check: send whole tables.
-            drafts: tokens fed on trial at most; None: as are usual where they change no bit.
+            drafts: at most, a row; None: `MOST` if they change no bit at this worker, else none.
         """
         self.worker = worker
         self.numerics = numerics_of(worker.numerics)
@@ -73,7 +75,7 @@ class Planner:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.trial = False
-        """Suspects may run here now (`quarantine`)."""
+        """Whether suspects may run here now (`quarantine`)."""
         self._step = 0
         self._asked = (0, 0)
         self._waits = False
@@ -91,10 +93,10 @@ class Planner:
         return min(self.worker.max_model_len, self.worker.blocks * self.worker.block_size)
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether the sequence, or all beams of its search, could run here to the end, alone.
+        """Whether the sequence, or all beams of its search, could run here to the end if alone.
 
-        Beams share the full blocks of their prompt: forks do from the start, and those that are
-        computed again find them in the prefix cache (`computes_prefix_of`).
+        Beams share the full blocks of their prompt: forks from the start, and those that are
+        computed again by the prefix cache (`computes_prefix_of`).
         """
         prompt, params = len(sequence.request.prompt), sequence.request.params
         whole = self.cache.blocks_for(max(prompt + params.max_tokens - 1, prompt))
@@ -107,7 +109,7 @@ class Planner:
         )
 
     def computes_prefix_of(self, sequence: Sequence) -> bool:
-        """Whether another beam of its search computes the prompt's full blocks here just now."""
+        """Whether another beam of its search is computing the prompt's full blocks here."""
         size = self.worker.block_size
         return self.cache.pool.caching and any(
             running.belongs_with(sequence)
@@ -116,12 +118,12 @@ class Planner:
         )
 
     def can_admit(self, sequence: Sequence) -> bool:
-        """Whether there are a slot and blocks for all that the sequence has, with some to spare."""
+        """Whether there is a slot, and blocks for all that the sequence has, with some to spare."""
         return self.has_slot and self.wanted(sequence) <= self.cache.pool.available
 
     @property
     def has_slot(self) -> bool:
-        """Whether one more sequence could have a slot."""
+        """Whether a slot is free."""
         return self._slots.available
 
     @property
@@ -130,14 +132,15 @@ class Planner:
         return any(each.suspicion and each.pending > 0 for each in self.running)
 
     def wanted(self, sequence: Sequence) -> int:
-        """Blocks that must be available before the sequence is let in, those to spare included."""
+        """Blocks that must be available to admit the sequence, those to spare included."""
         others = not all(running.belongs_with(sequence) for running in self.running)
         return self.cache.wanted(sequence) + (self._watermark if others else 0)
 
     def admit(self, sequence: Sequence) -> None:
-        """Let a sequence run that `can_admit` took: give it a slot and blocks.
+        """Give a slot and blocks to a sequence for which `can_admit` holds.
 
-        A beam's candidates are computed again with its keys: a fork shares computed blocks only.
+        A beam loses its candidates, and computes them again with its last block: its forks share
+        computed blocks only.
         """
         found = self.cache.begin(sequence)
         sequence.ordered = sequence.computed = found
@@ -151,9 +154,9 @@ class Planner:
         insort(self.running, sequence, key=lambda running: running.order)
 
     def fork(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Let the choices of one sequence, which is the first and runs here, run apart.
+        """Let forks run beside their parent, the first of `sequences`, which runs here.
 
-        They share its blocks. Returns those for which there is no slot: they wait.
+        They share its blocks. Returns those for which there is no slot: they have to wait.
         """
         parent, *others = sequences
         assert parent.slot is not None
@@ -171,7 +174,7 @@ class Planner:
         return waiting
 
     def remove(self, sequence: Sequence) -> None:
-        """Take back everything from a sequence that has ended, or is to wait."""
+        """Take back slot and blocks of a sequence that has ended, or has to wait."""
         assert sequence.slot is not None
         self.running.remove(sequence)
         self.cache.release(sequence)
@@ -205,7 +208,7 @@ class Planner:
         return plan
 
     def _waits_for_result(self) -> bool:
-        """Whether drafts make it worth while; asked once, and again when somebody comes or goes."""
+        """Whether drafts make waiting pay: decided once a step, and when sequences come or go."""
         asked = self._step, len(self.running)
         if asked != self._asked:
             self._asked = asked
@@ -213,7 +216,7 @@ class Planner:
         return self._waits
 
     def _turn(self, preempted: list[Sequence]) -> PlanWriter:
-        """Rows for whoever's turn it is; none if none of them can have one."""
+        """Rows for the first group of sequences (`turns`) that can have any."""
         writer = PlanWriter(self.checking)
         for sequences in turns(self.running, self.flights, self._step, self.trial):
             self._fill(writer, sequences, preempted)
@@ -224,10 +227,10 @@ class Planner:
     def _fill(
         self, writer: PlanWriter, sequences: list[Sequence], preempted: list[Sequence]
     ) -> None:
-        """Give rows to these, in their order, until the step is full.
+        """Give these sequences rows, in order, until the step is full.
 
-        `budget` is what is left of its tokens, `single` of them for sequences still to come that
-        need one, `prompts` at most for those that need more; `spare` are logits left for drafts.
+        Of the `budget` of tokens that is left, `single` are for later sequences that need one each,
+        and at most `prompts` for those that need more. `spare` are the logits left for drafts.
         """
         able = [(sequence, pending) for sequence in sequences if (pending := sequence.pending) > 0]
         if not able:
@@ -259,16 +262,16 @@ class Planner:
                 spare -= len(drafts.tokens)
 
     def _room(self, sequence: Sequence) -> int:
-        """Drafts for which a sequence has blocks already."""
+        """Drafts for which the sequence has blocks already."""
         return len(sequence.table) * self.worker.block_size - len(sequence.tokens)
 
     def _make_writable(
         self, sequence: Sequence, count: int, writer: PlanWriter, preempted: list[Sequence]
     ) -> bool:
-        """See that the next positions have blocks that are the sequence's own.
+        """Give the sequence blocks of its own for its next positions; whether it has them.
 
-        Later sequences have no row in this plan yet, so that theirs can be taken. If what they
-        give back is settling still, or all are older, the sequence waits for another plan.
+        They can be taken from later sequences, which have no row in this plan yet. If what those
+        give back is still settling, or all others are older, the sequence waits for another plan.
         """
         pool, table = self.cache.pool, sequence.table
         first = sequence.ordered // pool.block_size
@@ -293,9 +296,9 @@ class Planner:
         return True
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
-        """One that is paused, or the latest after `sequence` that made progress since it came back.
+        """A paused sequence, or the latest one behind `sequence` that is not protected.
 
-        For the oldest of all anyone later will do, so that it always goes on.
+        The oldest of all may take from anyone, so that it always goes on.
         """
         if paused := self.paused_one():
             return paused
@@ -360,7 +363,7 @@ class Planner:
         return accepted
 
     def _computed(self, sequence: Sequence, end: int, kept: "array[int]") -> None:
-        """Positions before `end`, and behind it those of drafts that were kept, are certain."""
+        """Positions before `end`, and behind it those of the drafts `kept`, are certain now."""
         assert not kept or end == len(sequence.tokens)
         sequence.computed = end + len(kept)
         if sequence.ordered > sequence.computed and not sequence.flying:
@@ -368,7 +371,7 @@ class Planner:
         self.cache.index(sequence, kept)
 
     def abandon(self) -> list[Sequence]:
-        """The worker is lost: give back all that ran here, as having to start again."""
+        """The worker is lost: returns all that ran here, to start again from their tokens."""
         for flight in self.flights:
             for row in flight.rows:
                 row.sequence.ahead = row.sequence.flying = 0

@@ -1,10 +1,11 @@
 """Drafts without a second model: what followed the last time that the sequence said the same.
 
-The longest end of a sequence that was there before is sought, up to `LONGEST_MATCH` tokens; its
-latest place counts, and what followed there, over and over, may follow again (prompt lookup
-decoding, Saxena 2023). A client that knows much of the answer can say so (`Submit.prediction`).
+The last tokens of a sequence, as many as possible up to `LONGEST_MATCH`, are looked for earlier in
+it. Of the places where they occur the latest counts: what followed there, repeated if it is short,
+may follow again (prompt lookup decoding, Saxena 2023). A client that knows much of the answer can
+say so (`Submit.prediction`).
 
-Tokens are kept as characters of a string, in which Python finds fast; each is read once.
+Tokens are kept as characters of a string, because Python searches strings fast.
 """
 
 from array import array
@@ -14,7 +15,7 @@ import msgspec
 LONGEST_MATCH = 8
 
 LOOKBACK = 8192
-"""Last tokens that are looked through: a step takes no longer for a longer text."""
+"""How many of the last tokens are searched, so that a step takes no longer for a longer text."""
 
 
 class Drafts(msgspec.Struct, frozen=True, gc=False):
@@ -22,7 +23,7 @@ class Drafts(msgspec.Struct, frozen=True, gc=False):
 
     tokens: "array[int]"
     match: int
-    """Tokens before them that were there before."""
+    """How many tokens before them were found earlier."""
 
 
 NOTHING = array("i")
@@ -41,16 +42,16 @@ class PromptLookup:
         return f"<PromptLookup {self._read} tokens read, {len(self._text)} kept>"
 
     def propose(self, tokens: "array[int]", count: int) -> Drafts:
-        """`count` tokens that may follow `tokens`; none if its last one did not come before.
+        """`count` tokens that may follow `tokens`; none if the last one occurs nowhere before.
 
-        `tokens`: those of the call before, and any number behind them.
+        `tokens`: begin with those of the call before.
         """
         if count <= 0:
             return NO_DRAFTS
         text = self._text_of(tokens)
         match, follows = 0, len(text)
         while match < min(LONGEST_MATCH, len(text) - 1):
-            # A longer match ends where a shorter one does, so no later than the latest of these.
+            # A longer match ends where a shorter one does, so no later than the latest of those.
             at = text.rfind(text[-(match + 1) :], 0, min(follows, len(text) - 1))
             if at < 0:
                 break
@@ -73,7 +74,7 @@ class PromptLookup:
 
 
 def _text(tokens: "array[int]") -> str:
-    """Tokens as characters; nothing if one is too large for that."""
+    """Tokens as characters; nothing if one is too large to be a character."""
     try:
         return "".join(map(chr, tokens))
     except ValueError:

@@ -1,22 +1,22 @@
 """Quarantine: finding the request that ends workers, and sparing all others.
 
-Some inputs crash whatever computes them. The scheduler cannot see why a worker died; it knows which
-rows were under way. The rules:
+Some inputs crash whatever computes them. The scheduler cannot see why a worker died, but it knows
+which rows were under way. The rules:
 
 - When a worker is lost, all sequences whose rows were under way become suspects; those that had no
   token from it yet are tried first.
-- Suspects run alone: their rows are steps of their own, ordered when nothing else is under way, in
-  turn with those of all others, and at one worker of the cell at a time. A token clears.
-- A death that a suspect shared with nobody counts against it, if the worker seemed alive when the
-  step was ordered; by half, if nobody saw it end, and it only fell silent or got stuck. `LIMIT` of
-  them without a token in between end its request. Deaths that were shared end nobody, however many
-  there are.
-- When a request is ended so, the deaths that it was suspected of are explained, and who was
+- Suspects run alone: each row of theirs is a step of its own, ordered when nothing else is under
+  way, in turn with steps of all others, and at one worker of the cell at a time. A token clears.
+- A death that a suspect shared with nobody counts against it if the worker seemed alive when the
+  step was ordered; it counts half if nobody saw the worker end, and it only fell silent or got
+  stuck. `LIMIT` such deaths without a token in between end the suspect's request. Deaths that were
+  shared end nobody, however many there are.
+- When a request is ended so, the deaths of which it was suspected are explained, and whoever was
   suspected of nothing else is cleared.
-- A death for which nobody is left to be suspected was chance. Chance may strike a worker twice
-  while it computes an innocent alone; so for each such death since a suspect's first one alone, one
-  more is needed to end it. While nothing dies by chance, a request of one choice ends three workers
-  at most; choices that come to what is deadly after that may end one more each.
+- A death for which no suspect is left was chance. Chance may strike a worker twice while it
+  computes an innocent alone; so for each such death since a suspect's first one alone, one more is
+  needed to end it. While nothing dies by chance, a request with one choice ends at most three
+  workers; further choices, if they reach what is deadly later, may end one more each.
 """
 
 from collections.abc import Collection, Iterable
@@ -28,16 +28,16 @@ LIMIT = 2
 """Deaths alone, without a token in between, that end a request."""
 
 CERTAIN, DOUBTFUL = 1.0, 0.5
-"""How much a death alone counts: the process ended or failed; or it fell silent, or got stuck."""
+"""How much a death alone counts: if the process ended or failed; if it fell silent or got stuck."""
 
 ALIVE = 0.5
-"""Seconds for which a worker is taken to be alive after it was heard: two beats, and some time."""
+"""Seconds that a worker counts as alive after it was heard: a little more than two beats."""
 
 TEXT = f"The workers that computed this request alone ended, {LIMIT} times in a row."
 
 
 class Quarantine:
-    """The deaths of workers that are not explained, and who is suspected of each."""
+    """The deaths of workers that are not explained yet, and the suspects of each."""
 
     def __init__(self) -> None:
         self.suspected = 0
@@ -60,7 +60,7 @@ class Quarantine:
         Args:
             flights: the steps.
             heard: when the worker was last heard of.
-            evidence: that it died, `CERTAIN` or `DOUBTFUL`.
+            evidence: `CERTAIN` or `DOUBTFUL`.
 
         Returns:
             The requests that are to end.
@@ -94,7 +94,7 @@ class Quarantine:
         return [suspect.request]
 
     def acquit(self, accepted: Accepted) -> None:
-        """Clear all to whom a step gave something."""
+        """Clear all sequences to which a step gave something."""
         if not self._cases:
             return
         for sampled in accepted.sampled:
@@ -113,12 +113,12 @@ class Quarantine:
         self._cases = unexplained
 
     def check(self, sequences: Iterable[Sequence]) -> None:
-        """Assert the invariant, given all sequences that go on: who is in a case is a suspect."""
+        """Assert the invariant, given all unfinished sequences: suspects are those with a case."""
         suspects = {each for case in self._cases for each in case if each.finish is None}
         assert suspects == {each for each in sequences if each.suspicion}
 
     def _forget_who_ended(self) -> None:
-        """Suspects that ended otherwise; nobody will know what their cases were."""
+        """Drop suspects that have ended otherwise, and cases without any: they stay unexplained."""
         cases = ({each: None for each in case if each.finish is None} for case in self._cases)
         self._cases = [case for case in cases if case]
 
@@ -126,12 +126,12 @@ class Quarantine:
 def turns(
     running: list[Sequence], flights: Collection[Flight], step: int, trial: bool
 ) -> list[list[Sequence]]:
-    """Which sequences may be in the step of this number: the first of these that gives a row.
+    """Groups of sequences that may have the next step, which goes to the first that gives a row.
 
     Args:
         running: at the worker, oldest first.
         flights: its steps under way.
-        step: the number.
+        step: the number of the next one.
         trial: whether suspects may run at this worker now.
     """
     suspects = [sequence for sequence in running if sequence.suspicion]

@@ -1,20 +1,21 @@
-"""The queue of the cell: who of those that wait goes first.
+"""The queue of the cell: which of the waiting sequences goes first.
 
-What has run before goes before what never ran, because a client sees it stand still: preempted
-sequences, those of a lost worker, those that a gateway hands over with tokens. Among themselves
-they go in the order in which they first ran, which no later decision changes; it is also the order
-in which running sequences take blocks from each other, so the first of all always goes on.
+Sequences that have run before go before those that never ran, because their clients see them stand
+still: preempted ones, those of a lost worker, those that a gateway submits again with tokens. Among
+themselves they go in the order in which they first ran, which no later decision changes. Running
+sequences take blocks from each other in the same order, so that the first of all always goes on.
 
 New requests are served by weighted fair queueing over tenants with virtual token counters (Sheng
 et al., "Fairness in Serving Large Language Models", OSDI 2024, section 4): a tenant's counter
 grows by the tokens that it was served, divided by its weight, and the tenant with the smallest
-counter is next. One that had nothing waiting is lifted to the smallest counter of those that had,
-so that nobody saves up service by staying away, and however much one tenant asks for, another
-waits for its own requests only.
+counter is next. A tenant that had nothing waiting is lifted to the smallest counter of those that
+had, so that nobody saves up service by staying away. However much one tenant asks for, the others
+wait for their own requests only.
 
-Within a tenant, priority is seconds: each level counts as having come `AGING` later. To wait is to
-age, so none starves, and the order of two requests never changes while they wait. With
-`--scheduling-policy fcfs` all requests come in with the same priority (`admission`).
+Within a tenant, a level of priority is worth seconds: the request counts as having arrived `AGING`
+later. Whoever waits gets ahead of later arrivals of any priority in the end, so none starves, and
+two waiting requests never change places. With `--scheduling-policy fcfs` all requests come in with
+the same priority (`admission`).
 """
 
 from bisect import insort
@@ -26,15 +27,15 @@ from typing import NamedTuple
 from pagefleet_scheduler.sequence import Request, Sequence
 
 OUTPUT_COST = 2.0
-"""Of a generated token, where one of a prompt costs 1 (section 3.1 there)."""
+"""Cost of a generated token, where one of a prompt costs 1 (section 3.1 there)."""
 
 
 class Room(NamedTuple):
-    """How much may wait that never ran; of several tenants that wait each has an equal share."""
+    """How much may wait that never ran; tenants that wait have equal shares of it."""
 
     requests: int = 10_000
     tokens: int = 1 << 24
-    """Of prompts."""
+    """Of their prompts."""
 
 
 DEFAULT_ROOM = Room()
@@ -46,13 +47,13 @@ class Queue:
     def __init__(self) -> None:
         self._returning: list[Sequence] = []
         self._fresh: dict[str, list[Sequence]] = {}
-        """Of each tenant that has any, by their turns."""
+        """What never ran, of each tenant that has any, sorted by `turn`."""
         self._tokens: Counter[str] = Counter()
-        """Of their prompts."""
+        """Of the prompts of these."""
         self._served: dict[str, float] = {}
-        """Virtual token counters."""
+        """The tenants' virtual token counters."""
         self._last_served = 0.0
-        """The counter of whoever was served last."""
+        """The counter of the tenant that was served last."""
 
     def __repr__(self) -> str:
         fresh = {tenant: len(waiting) for tenant, waiting in self._fresh.items()}
@@ -62,7 +63,7 @@ class Queue:
         return len(self._returning) + sum(map(len, self._fresh.values()))
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In the order in which they are to go, as of now; each may be removed before the next."""
+        """In the order in which they would go now; the one at hand may be removed meanwhile."""
         yield from tuple(self._returning)
         heads = [
             (self._served[tenant], waiting[0].request.turn, tenant, waiting, 0)
@@ -111,7 +112,7 @@ class Queue:
             del self._fresh[tenant], self._tokens[tenant]
 
     def is_full_for(self, tenant: str, room: Room) -> bool:
-        """Whether a tenant has used its share of the room, so that no more of it may wait."""
+        """Whether a tenant has used up its share of the room."""
         requests, tokens = len(self._fresh.get(tenant, ())), self._tokens[tenant]
         tenants = len(self._fresh.keys() | {tenant})
         return requests * tenants >= room.requests or tokens * tenants >= room.tokens
@@ -122,7 +123,7 @@ class Queue:
         self._served[request.tenant] = self._last_served = served
 
     def check(self) -> None:
-        """Assert the invariants: each sequence is at its place, and no tenant is listed in vain."""
+        """Assert the invariants: lists are sorted, counts are right, and no list is empty."""
         assert self._returning == sorted(self._returning, key=lambda waiting: waiting.order)
         assert all(waiting.request.has_run for waiting in self._returning)
         for tenant, fresh in self._fresh.items():

@@ -1,4 +1,4 @@
-"""Which worker gets a sequence: the one that has the least to do, counting what it need not do."""
+"""Which worker gets a sequence: the one with the least work, less what its prefix cache spares."""
 
 from collections.abc import Iterable
 
@@ -6,17 +6,18 @@ from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.sequence import Sequence
 
 MISS = 8
-"""How many queued tokens are worth one that has to be computed though another worker has it cached.
+"""How many queued tokens weigh as much as one token that is not in the worker's prefix cache.
 
-To queue delays one sequence. To compute again delays all that run there, and takes room in the
-cache from what no other worker has. Measured by `benchmarks/routing.py` with 1, 4, 6 and 8.
+Queueing delays one sequence. Computing what another worker has cached delays all that run there,
+and takes room in the cache from what no other worker has. `benchmarks/routing.py` compared 1, 4, 6
+and 8.
 """
 
 
 class Queued(dict[Planner, int]):
-    """Tokens that the running sequences of each worker have still to feed, counted when asked for.
+    """Tokens that the running sequences of each worker still have to feed, counted on demand.
 
-    Good for as long as no result and no plan comes in between; who admits and preempts says so.
+    Valid within one round of admission: call `admitted` after each, and `clear` after preemptions.
     """
 
     def __missing__(self, planner: Planner) -> int:
@@ -24,7 +25,7 @@ class Queued(dict[Planner, int]):
         return count
 
     def admitted(self, sequence: Sequence, planner: Planner) -> None:
-        """One more runs there."""
+        """A sequence runs there from now on."""
         if planner in self:
             self[planner] += _queued(sequence)
 
@@ -32,9 +33,9 @@ class Queued(dict[Planner, int]):
 def choose(sequence: Sequence, planners: Iterable[Planner], queued: Queued) -> Planner | None:
     """The best of those that can run the sequence now; None if none can.
 
-    Cost is in tokens: what the worker's running sequences still have to feed, and, weighted, the
-    sequence's share that its prefix cache does not hold. Among equals goes the worker that has
-    computed least so far, so that idle ones fill their caches alike.
+    Cost is in tokens: those that the worker's running sequences still have to feed, and, `MISS`
+    times, those of the sequence that its prefix cache does not hold. Among equals the worker wins
+    that has computed least so far, so that idle workers fill their caches evenly.
     """
     able = [planner for planner in planners if planner.can_admit(sequence)]
     if len(able) == 1:

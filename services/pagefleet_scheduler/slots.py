@@ -1,8 +1,8 @@
-"""The slots of one worker: which are free, and what the next plan has to say of them.
+"""The slots of one worker: which are free, and what the next plan has to say about them.
 
 A plan ends slots before it opens others, and opens before it forks. So a slot that is given back
-can be taken again at once, unless a fork that no plan has ordered yet copies it: then it ends after
-that plan.
+can be taken again at once, unless a fork that is still to be ordered copies from it: then it ends
+with the plan after that.
 """
 
 
@@ -15,22 +15,22 @@ class SlotBook:
         self._ended: list[int] = []
         self._forks: list[tuple[int, int, int]] = []
         self._closing: dict[int, bool] = {}
-        """Slots that end once the forks are ordered, and whether the worker knows of them."""
+        """Slots that end once the forks are ordered, each with whether the worker knows of it."""
 
     def __repr__(self) -> str:
         return f"<SlotBook {len(self._free)} of {self._count} free, {len(self._forks)} forks>"
 
     @property
     def available(self) -> bool:
-        """Whether one can be taken."""
+        """Whether there is a free one."""
         return bool(self._free)
 
     def take(self) -> int:
-        """A free slot."""
+        """Take a free slot."""
         return self._free.pop()
 
     def fork(self, target: int, source: int, choice: int) -> None:
-        """Let a slot that was taken, or the source itself, begin as a copy for one choice."""
+        """Let a slot that was taken begin as a copy of `source`, for one choice; or that itself."""
         self._forks.append((target, source, choice))
 
     def give_back(self, slot: int, opened: bool) -> None:
@@ -45,7 +45,7 @@ class SlotBook:
                 self._ended.append(each)
 
     def take_orders(self) -> tuple[list[int], list[int]]:
-        """Slots to end and triples to fork, one after another, for a plan that is made now."""
+        """Slots to end, and forks as (target, source, choice) in a row, for a plan made now."""
         orders = self._ended, [number for fork in self._forks for number in fork]
         self._forks.clear()
         self._ended = [slot for slot, known in self._closing.items() if known]

@@ -1,4 +1,4 @@
-"""Memory, explained: what every block of every pool is for, and why each waiting sequence waits."""
+"""A snapshot of memory: what every block of every pool is for, and why each sequence waits."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +19,14 @@ from pagefleet_scheduler.sequence import Sequence as Stream
 def take_snapshot(
     epoch: int, inspect: Inspect, workers: Mapping[int, Planner], placement: Placement, now: float
 ) -> Snapshot:
-    """Answer an `Inspect`; nothing changes.
+    """Answer an `Inspect`; changes nothing.
 
     Args:
         epoch: the scheduler's.
+        inspect: what was asked.
         workers: planners by their workers' numbers.
-        now: seconds on the clock that requests' arrivals are of.
+        placement: of the same planners.
+        now: seconds on the scheduler's clock.
     """
     return Snapshot(
         epoch,
@@ -35,7 +37,7 @@ def take_snapshot(
 
 
 def empty_slots(streams: Iterable[Stream], block_size: int) -> int:
-    """Token slots without a token in the blocks of these sequences; a shared block counts once."""
+    """Token slots without a token in these sequences' blocks; a shared block counts once."""
     filled: dict[int, int] = {}
     for stream in streams:
         whole = stream.ordered // block_size
@@ -78,14 +80,14 @@ def _map(planner: Planner, references: Mapping[int, int]) -> bytes:
 
 
 def _waiting(placement: Placement, now: float) -> Iterable[WaitingSequence]:
-    """In the order in which they go, each after those that wait for the same workers."""
-    kept: set[Planner] = set()
+    """In the queue's order; each tells of the workers that no earlier one has reserved."""
+    reserved: set[Planner] = set()
     for stream in placement.waiting:
-        able = placement.eligible(stream) if len(kept) < len(placement.planners) else []
-        free = [planner for planner in able if planner not in kept]
+        able = placement.eligible(stream) if len(reserved) < len(placement.planners) else []
+        free = [planner for planner in able if planner not in reserved]
         reason = _reason(stream, placement, free)
-        if reason not in _KEEP_NOBODY:
-            kept.update(able)
+        if reason not in _RESERVES_NONE:
+            reserved.update(able)
         wanted, available = _shortage(stream, free) if reason is Wait.BLOCKS else (0, 0)
         yield WaitingSequence(
             request=stream.request.id,
@@ -99,12 +101,12 @@ def _waiting(placement: Placement, now: float) -> Iterable[WaitingSequence]:
         )
 
 
-_KEEP_NOBODY = (Wait.WORKER, Wait.LARGER_WORKER, Wait.CLIENT)
-"""Reasons for which a sequence keeps no worker from later ones (`Placement.admit`)."""
+_RESERVES_NONE = (Wait.WORKER, Wait.LARGER_WORKER, Wait.CLIENT)
+"""Reasons for which a sequence reserves no worker (`Placement.admit`)."""
 
 
 def _reason(stream: Stream, placement: Placement, free: Sequence[Planner]) -> Wait:
-    """`free`: workers that it could run at, and that nobody before it waits for."""
+    """`free`: workers at which it could run, and that no earlier one has reserved."""
     if not placement.planners:
         return Wait.WORKER
     if placement.fits_nowhere(stream):
@@ -121,7 +123,7 @@ def _reason(stream: Stream, placement: Placement, free: Sequence[Planner]) -> Wa
 
 
 def _shortage(stream: Stream, planners: Sequence[Planner]) -> tuple[int, int]:
-    """Blocks wanted and available where fewest are lacking."""
+    """Blocks wanted and available, at the worker that lacks fewest."""
     figures = [
         (planner.wanted(stream), planner.cache.pool.available)
         for planner in planners

@@ -1,25 +1,25 @@
 """How many drafts a step is fed: as many as pay for the time that they take.
 
 A draft is a token that may come next, fed on trial behind the last one that is known. Every
-position is sampled with its own u = f(seed, choice, position), and a draft stays only if it is what
-was sampled: the stream is the same with and without drafts (Leviathan et al., "Fast Inference from
-Transformers via Speculative Decoding", ICML 2023, made exact for seeded sampling).
+position is sampled with its own u = f(seed, choice, position), and a draft is kept only if it is
+what was sampled: the stream is the same with and without drafts (Leviathan et al., "Fast Inference
+from Transformers via Speculative Decoding", ICML 2023, made exact for seeded sampling).
 
 Whether drafts pay depends on two things, and both are learnt while serving:
 
-- How often they are kept. That depends on little but the length of the match that they were found
-  by: where eight tokens were there before, the ninth is nearly always right. One that is kept makes
+- How often they are kept. That depends mostly on the length of the match by which they were found:
+  where eight tokens were said before, the ninth is nearly always right. A draft that is kept makes
   the match longer by one.
-- What they cost. Up to some number of rows a step takes hardly longer for one row more, because it
-  waits for the weights to be read; from there on it takes longer in proportion. A draft has a
-  price: tokens that a step without drafts gives in the time that the draft adds. At one sequence
-  that is a few hundredths of a token, at many nearly a whole one.
+- What they cost. Up to some number of rows, one more row hardly makes a step longer, because the
+  step waits for weights to be read; beyond that, its time grows in proportion. The price of a draft
+  is the number of tokens that a step without drafts gives in the time that the draft adds: with one
+  sequence a few hundredths of a token, with many nearly a whole one.
 
-A draft is fed while it is likely to bring more tokens in its time than the row does so far, and
-while the step does not become `LONGER` by it, for whoever comes meanwhile waits for its end. Where
-a prompt is computed there are none: who waits for a first token goes first. The tokens before a
-draft must be known, so that drafting means to order no step before the last one's result is there:
-that pause has to pay, too.
+A draft is fed while it is likely to bring more tokens for its time than the row does so far, and
+while the step does not become `LONGER` by it, because whoever arrives meanwhile waits for its end.
+Steps that compute a part of a prompt have none: whoever waits for a first token goes first. The
+tokens before a draft must be known, so that drafting rules out lookahead: the pause until the last
+result is there has to pay, too.
 """
 
 from collections.abc import Iterable
@@ -29,26 +29,26 @@ from pagefleet_scheduler.prompt_lookup import LONGEST_MATCH, NO_DRAFTS, Drafts, 
 from pagefleet_scheduler.sequence import Sequence
 
 MOST = 15
-"""Drafts a row where nothing else was asked for: with the token before them, a block."""
+"""Drafts per row by default; with the token before them they fill a block."""
 
 KEPT = (0.2, 0.5, 0.65, 0.75, 0.75, 0.8, 0.8, 0.95)
-"""Share of drafts that are kept, by the length of their match, before anything was learnt: what
-SmolLM2 showed with greedy answers to questions, summaries and code (benchmarks/RESULTS.md)."""
+"""Share of drafts that are kept, by the length of their match, before anything is learnt: that of
+SmolLM2's greedy answers to questions, summaries and code (benchmarks/RESULTS.md)."""
 
 LEARNING = 1 / 64
-"""Weight of the latest draft."""
+"""Weight of the latest draft in that share."""
 
 ROWS_MORE = 16
-"""Rows that a step must have more, at least, for what they cost to be told from noise."""
+"""By how many rows, at least, two steps must differ for their difference in time to be no noise."""
 
 LONGER = 2.0
-"""Times as long as without drafts that a step may take if all of its rows have some."""
+"""How many times as long as without drafts a step may take if all of its rows have some."""
 
 NO_DRAFTS_PAY = 1.0
-"""The price at which that is so: none is always kept."""
+"""A price that no draft is worth, because none is certain to be kept."""
 
 PAUSE = 0.001
-"""Seconds for which a worker idles that is ordered its next step after the result of the last."""
+"""Seconds that a worker idles if its next step is ordered only after the last one's result."""
 
 
 class Speculation:
@@ -66,7 +66,7 @@ class Speculation:
         return f"<Speculation {self.kept} of {self.drafted} drafts kept>"
 
     def price(self, rows: int) -> float:
-        """How often a draft must be kept, at least, in a step of a token each of so many rows."""
+        """The price of a draft in a step of so many rows with one token each."""
         if not self.most:
             return NO_DRAFTS_PAY
         if not (seconds := self._pace.seconds(rows)):
@@ -76,7 +76,7 @@ class Speculation:
         return longer / more * rows / seconds
 
     def drafts(self, sequence: Sequence, room: int, price: float) -> Drafts:
-        """What to feed behind a sequence's last token, for which there is `room`."""
+        """What to feed behind a sequence's last token: at most `room` drafts, those that pay."""
         if price >= max(self._kept):
             return NO_DRAFTS
         found = _propose(sequence, min(self.most, room, sequence.may_draft))
@@ -84,7 +84,7 @@ class Speculation:
         return Drafts(found.tokens[:count], found.match)
 
     def pays_to_wait(self, running: list[Sequence]) -> bool:
-        """Whether the next step, if it waited for the last one's result, would gain by drafts."""
+        """Whether drafts would gain more than it costs to wait for the last step's result."""
         if not self.most:
             return False
         pending = [sequence.pending for sequence in running]
@@ -105,9 +105,9 @@ class Speculation:
             self._kept[length] += LEARNING * ((number < kept) - self._kept[length])
 
     def _gain(self, running: Iterable[Sequence], price: float) -> float:
-        """Tokens that drafts are likely to bring, less their price, once the next ones are known.
+        """Tokens that drafts are likely to bring, less their price, once the next tokens are known.
 
-        The next token of a sequence has to be the likely one for there to be drafts behind it.
+        There will be drafts behind a sequence's next token only if that continues the match.
         """
         gain = 0.0
         for sequence in running:
@@ -122,7 +122,7 @@ class Speculation:
     def _paying(self, match: int, most: int, price: float) -> tuple[int, float]:
         """How many drafts behind a match pay, and the tokens that they bring beyond their price.
 
-        All other rows are taken to do as well as this one.
+        All other rows are assumed to do as well as this one.
         """
         likely = tokens = time = 1.0
         for count in range(most):

@@ -1,9 +1,9 @@
-"""What tenants use at all gateways, so that each can hold their limits for all of them.
+"""What tenants use at all gateways, so that each gateway can enforce limits that hold for all.
 
-A gateway says with its beats what each tenant used there since it began. Such sums may be said
-again or be lost, and change nothing or a little later. Each gateway is told what the others'
-tenants used since the scheduler began: what a gateway had counted before its first beat here, the
-scheduler before this one knew of.
+With each beat a gateway says what each tenant has used there since the gateway began: sums that may
+be repeated without harm, and of which a lost one is made up for by the next. Each gateway is told
+what tenants have used at the others since this scheduler began. What a gateway had counted before
+its first beat here is left out: the scheduler before this one has told the others.
 """
 
 from collections import defaultdict
@@ -27,16 +27,16 @@ _NOTHING = TenantUse(0, 0, 0)
 
 @dataclass
 class Usage:
-    """Of one scheduler's life."""
+    """What tenants have used since this scheduler began."""
 
     _said: dict[bytes, dict[str, TenantUse]] = field(default_factory=dict)
-    """By each gateway in its last beat."""
+    """By each gateway, in its last beat."""
     _total: defaultdict[str, _Sum] = field(default_factory=lambda: defaultdict(_Sum))
     _counted: dict[bytes, defaultdict[str, _Sum]] = field(default_factory=dict)
-    """The part of each gateway that is here."""
+    """The part of each present gateway in that."""
 
     def note(self, gateway: bytes, used: dict[str, TenantUse]) -> None:
-        """A gateway beats."""
+        """Take in what a beat says."""
         before = self._said.get(gateway, used)  # the first beat is where counting begins
         self._said[gateway] = used
         counted = self._counted.setdefault(gateway, defaultdict(_Sum))
@@ -51,7 +51,7 @@ class Usage:
         self._counted.pop(gateway, None)
 
     def elsewhere(self, gateway: bytes) -> dict[str, TenantUse]:
-        """What tenants used at all other gateways, and have open there."""
+        """What tenants have used at all other gateways, and have open there."""
         own = self._counted[gateway]
         others = [used for other, used in self._said.items() if other != gateway]
         tenants = {*self._total, *(tenant for used in others for tenant in used)}

@@ -1,4 +1,4 @@
-"""Deaths of processes on this machine, seen by the kernel's own word (pidfd) and not by silence."""
+"""Deaths of processes on this machine, reported by the kernel (pidfd) rather than by silence."""
 
 import os
 
@@ -14,7 +14,10 @@ class ProcessWatch:
         self._peers: dict[int, bytes] = {}
 
     def add(self, peer: bytes, hello: WorkerHello) -> int | None:
-        """Watch the process that said Hello; None if it runs elsewhere or is gone already."""
+        """Watch the process that said Hello; returns the descriptor that will become readable.
+
+        None if it runs on another machine, is gone already, or is watched already.
+        """
         if hello.host != self._host or peer in self._peers.values():
             return None
         try:
@@ -35,10 +38,10 @@ class ProcessWatch:
         return fd in self._peers
 
     def of(self, peer: bytes) -> int | None:
-        """The descriptor that watches a peer's process, if one does."""
+        """The descriptor that watches a peer's process, if there is one."""
         return next((pidfd for pidfd, each in self._peers.items() if each == peer), None)
 
     def end(self, pidfd: int) -> bytes:
-        """Stop watching a process, which has ended or is none of ours, and say whose it was."""
+        """Stop watching a process; returns its peer."""
         os.close(pidfd)
         return self._peers.pop(pidfd)

@@ -2,8 +2,8 @@
 
 A worker is let in under an epoch of its own, a new one each time; what it says under another is
 void. It is lost when the kernel says that its process has ended, when it leaves, when `liveness`
-gives it up, or when it answers what was not ordered: then all that ran there waits at its old
-place, and `quarantine` judges who may have ended it.
+gives it up, or when its result does not fit what was ordered. Then all that ran there waits at its
+old place, and `quarantine` judges who may have ended it.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,11 +23,11 @@ from pagefleet_scheduler.requests import Requests
 from pagefleet_scheduler.sequence import Request
 
 MakePlanner: TypeAlias = Callable[[WorkerHello, int], Planner]
-"""Of a worker, under an epoch."""
+"""Makes the planner of a worker, under an epoch."""
 
 
 class Workers:
-    """Those that belong to the cell, by their peers' identities; times are the scheduler's."""
+    """The workers that belong to the cell, by their identities."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class Workers:
         self.joined = 0
         """How many were let in so far."""
         self.progressed = 0.0
-        """When something was last computed, or there began to be something to compute."""
+        """When something was last computed, or the first open request came."""
         self.left = 0.0
-        """When one was last lost, or this scheduler began: until then nobody lacked one."""
+        """When one was last lost, or this scheduler began; who waits for one waits since then."""
         self._epoch = epoch
         self._make_planner = make_planner
         self._placement = placement
@@ -62,18 +62,18 @@ class Workers:
         return iter(self._members.values())
 
     def differ(self, fingerprint: str) -> bool:
-        """Whether they compute another model; one without a fingerprint is any."""
+        """Whether they serve another model than that of this fingerprint; "" is any model's."""
         known = (worker.planner.worker.fingerprint for worker in self)
         return bool(fingerprint) and any(each != fingerprint for each in known)
 
     def check(self) -> None:
-        """Assert the invariant: each plans for the sequences that run there."""
+        """Assert the invariant: their planners are those of `placement`."""
         assert [worker.planner for worker in self] == self._placement.planners
 
     # --- what they say --------------------------------------------------------------------------
 
     def hello(self, peer: bytes, hello: WorkerHello, now: float) -> None:
-        """One wants to join, or repeats that it does."""
+        """A worker wants to join, or repeats that it does."""
         if worker := self._members.get(peer):
             if worker.may_not_know(now):
                 self._let_in(peer, worker)
@@ -87,7 +87,7 @@ class Workers:
         self._let_in(peer, worker)
 
     def beat(self, peer: bytes, beat: WorkerBeat, now: float) -> None:
-        """One says how far it is."""
+        """A worker says how far it is."""
         worker = self._members.get(peer)
         if worker is None:
             self._outbox.send(peer, Fence("You are not, or no longer, of this cell."))
@@ -108,7 +108,7 @@ class Workers:
             self._fence(peer, str(error), now)
 
     def result(self, peer: bytes, result: Result, now: float) -> None:
-        """One has computed a step: its sequences go on, once all steps before it are there."""
+        """A worker has computed a step: its sequences go on once the steps before it are back."""
         worker = self._members.get(peer)
         if worker is None or worker.planner.epoch != result.epoch:
             self._figures.dropped_results += 1
@@ -132,7 +132,7 @@ class Workers:
         self.progressed = worker.progressed = now
 
     def bye(self, peer: bytes, bye: WorkerBye, now: float) -> None:
-        """One leaves, of its own will or because a step has failed."""
+        """A worker leaves, of its own will or because a step has failed."""
         worker = self._members.get(peer)
         if worker and worker.planner.epoch == bye.epoch:
             self._drop(peer, now, CERTAIN if bye.failed else 0.0)
@@ -140,12 +140,12 @@ class Workers:
     # --- what happens to them -------------------------------------------------------------------
 
     def lose(self, peer: bytes, now: float) -> None:
-        """A process has ended; it need not be a worker's."""
+        """A process has ended; it may be no worker's."""
         if peer in self._members:
             self._drop(peer, now, CERTAIN)
 
     def miss(self, peer: bytes) -> None:
-        """Something could not be sent to a peer; a worker is told again when it is heard."""
+        """A message could not be sent; if it was a worker's, it is repeated once that is heard."""
         if worker := self._members.get(peer):
             worker.unreached = True
 
@@ -158,14 +158,14 @@ class Workers:
                 self._fence(peer, "You make no progress.", now, DOUBTFUL)
 
     def excuse(self, seconds: float) -> None:
-        """For so long the scheduler was stopped and could hear nobody."""
+        """Discount a time in which the scheduler was stopped and could hear nobody."""
         self.progressed += seconds
         self.left += seconds
         for worker in self:
             worker.excuse(seconds)
 
     def order_steps(self, now: float) -> None:
-        """Send each the steps that it can be ordered now."""
+        """Send each worker the steps that it can be ordered now."""
         for peer, worker in self._members.items():
             while worker.due <= now and (plan := self._placement.plan(worker.planner)):
                 worker.planner.flights[-1].sent = now
@@ -173,7 +173,7 @@ class Workers:
                 self._outbox.send(peer, plan)
 
     def next_order(self, now: float) -> float:
-        """When one is next to be ordered a step, if nothing comes before that."""
+        """When the next step is to be ordered, if nothing happens before."""
         return min((worker.due for worker in self if worker.due > now), default=inf)
 
     def _let_in(self, peer: bytes, worker: Worker) -> None:
@@ -187,9 +187,9 @@ class Workers:
         self._drop(peer, now, evidence)
 
     def _drop(self, peer: bytes, now: float, evidence: float = 0.0) -> None:
-        """All that ran there starts again from its tokens, at its old place in the queue.
+        """Remove a worker; all that ran there waits at its old place in the queue.
 
-        `evidence`: how surely a computation has ended it (`quarantine`).
+        `evidence`: how surely it was ended by what it computed (`quarantine`).
         """
         worker = self._members.pop(peer)
         planner = worker.planner

@@ -69,7 +69,7 @@ class Listener:
         Whoever is connected stays so.
 
         Args:
-            now: seconds of a clock that never goes back.
+            now: seconds on a monotonic clock.
 
         Raises:
             TakenError: another process has taken the address.

@@ -33,7 +33,7 @@ class Notifier:
         """Say that the main loop goes round, if it is time; to be called at every round.
 
         Args:
-            now: seconds of a clock that never goes back.
+            now: seconds on a monotonic clock.
             ready: whether the service does what it is there for. It is said with every beat, so
                 that none of them matters.
         """
