@@ -120,7 +120,12 @@ class Scheduler:
         self.figures = Figures()
         self.gateways = Gateways(epoch, self.requests, self.admission, self.outbox)
         make_planner = partial(
-            Planner, lookahead=lookahead, caching=caching, check=check, drafts=drafts
+            Planner,
+            requeue=self.placement.waiting.add,
+            lookahead=lookahead,
+            caching=caching,
+            check=check,
+            drafts=drafts,
         )
         self.workers = Workers(
             epoch, make_planner, self.placement, self.requests, self.outbox, self.figures

@@ -44,13 +44,12 @@ class Placement:
 
     def share(self, sequences: list[Sequence]) -> None:
         """Let forks run where their parent, the first of `sequences`, runs; else they wait."""
-        parent, *waiting = sequences
-        if waiting and parent.slot is not None:
-            waiting = self._planner_of(parent).fork(sequences)
-        else:
-            for fork in waiting:
-                fork.forget_run()
-        for fork in waiting:
+        parent, *forks = sequences
+        if forks and parent.slot is not None:
+            self._planner_of(parent).fork(sequences)
+            return
+        for fork in forks:
+            fork.forget_run()
             self.waiting.add(fork)
 
     def leave(self, planner: Planner) -> list[Sequence]:
@@ -121,31 +120,17 @@ class Placement:
         return same or able
 
     def _preempt_for(self, sequence: Sequence, planners: Iterable[Planner]) -> bool:
+        """Preempt one sequence that must make room for another; returns whether there is any."""
         for planner in planners:
-            if paused := planner.paused_one():
-                self._preempt(planner, paused)
+            if victim := planner.paused_one() or _victim(sequence, planner.running):
+                planner.preempt(victim)
+                planner.cache.pool.settle()
                 return True
-            for victim in reversed(planner.running):
-                if victim.order < sequence.order or victim.request is sequence.request:
-                    break
-                if sequence.request.search is not None or victim.idles:
-                    self._preempt(planner, victim)
-                    return True
         return False
-
-    def _preempt(self, planner: Planner, victim: Sequence) -> None:
-        for each in planner.preempt(victim):
-            self.waiting.add(each)
-        planner.cache.pool.settle()
 
     def plan(self, planner: Planner) -> Plan | None:
         """A worker's next step, if there is one to order now; whoever it preempts waits."""
-        preempted: list[Sequence] = []
-        planner.trial = self.quarantine.active and planner is self._court()
-        plan = planner.plan(preempted)
-        for sequence in preempted:
-            self.waiting.add(sequence)
-        return plan
+        return planner.plan(trial=self.quarantine.active and planner is self._court())
 
     def _court(self) -> Planner | None:
         """The one worker at which suspects may run now."""
@@ -189,3 +174,13 @@ class Placement:
 
     def _planner_of(self, sequence: Sequence) -> Planner:
         return next(planner for planner in self.planners if planner.epoch == sequence.epoch)
+
+
+def _victim(sequence: Sequence, running: list[Sequence]) -> Sequence | None:
+    """The latest of those that run behind a waiting sequence, if that may preempt it."""
+    for latest in reversed(running):
+        if latest.order < sequence.order or latest.request is sequence.request:
+            return None
+        if sequence.request.search is not None or latest.idles:
+            return latest
+    return None

@@ -23,6 +23,7 @@ Two rules keep this right, whatever is aborted, preempted or late in between:
 from array import array
 from bisect import insort
 from collections import deque
+from collections.abc import Callable
 
 from pagefleet.wire import Plan, Result, WorkerHello, numerics_of
 from pagefleet_scheduler.flights import Accepted, Flight, ResultError, Sampled, agreeing
@@ -44,6 +45,7 @@ class Planner:
         worker: WorkerHello,
         epoch: int,
         *,
+        requeue: Callable[[Sequence], None],
         lookahead: bool = True,
         caching: bool = True,
         check: bool = False,
@@ -54,6 +56,7 @@ class Planner:
         Args:
             worker: what it said of itself.
             epoch: all that is said under another is void.
+            requeue: is given each sequence that lost its slot and blocks, and has to wait.
             lookahead: order a step while another is under way.
             caching: share the blocks of equal prefixes.
             check: send whole tables.
@@ -62,6 +65,7 @@ class Planner:
         self.worker = worker
         self.numerics = numerics_of(worker.numerics)
         self.epoch = epoch
+        self._requeue = requeue
         self.depth = 2 if lookahead else 1
         self.checking = check
         self.pace = Pace()
@@ -74,8 +78,7 @@ class Planner:
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
-        self.trial = False
-        """Whether suspects may run here now (`quarantine`)."""
+
         self._step = 0
         self._asked = (0, 0)
         self._waits = False
@@ -153,25 +156,23 @@ class Planner:
             sequence.cached = min(found, len(sequence.request.prompt))
         insort(self.running, sequence, key=lambda running: running.order)
 
-    def fork(self, sequences: list[Sequence]) -> list[Sequence]:
+    def fork(self, sequences: list[Sequence]) -> None:
         """Let forks run beside their parent, the first of `sequences`, which runs here.
 
-        They share its blocks. Returns those for which there is no slot: they have to wait.
+        They share its blocks. Those for which there is no slot have to wait.
         """
         parent, *others = sequences
         assert parent.slot is not None
-        waiting: list[Sequence] = []
         for other in others:
             if not self._slots.available:
                 other.forget_run()
-                waiting.append(other)
+                self._requeue(other)
                 continue
             self.cache.share(other)
             other.slot = self._slots.take()
             self._slots.fork(other.slot, parent.slot, other.choices[0])
             insort(self.running, other, key=lambda running: running.order)
         self._slots.fork(parent.slot, parent.slot, parent.choices[0])
-        return waiting
 
     def remove(self, sequence: Sequence) -> None:
         """Take back slot and blocks of a sequence that has ended, or has to wait."""
@@ -183,10 +184,10 @@ class Planner:
 
     # --- the next step --------------------------------------------------------------------------
 
-    def plan(self, preempted: list[Sequence]) -> Plan | None:
+    def plan(self, *, trial: bool = False) -> Plan | None:
         """The next step, or None if nothing can be computed or enough is under way.
 
-        Sequences that lost their blocks for it are appended to `preempted`.
+        `trial`: suspects may run here now (`quarantine`).
         """
         if len(self.flights) >= self.depth:
             return None
@@ -194,10 +195,10 @@ class Planner:
             return None
         pool = self.cache.pool
         pool.settle()
-        writer = self._turn(preempted)
+        writer = self._turn(trial)
         if not writer.planned and pool.settling:  # of whoever was preempted just now
             pool.settle()
-            writer = self._turn(preempted)
+            writer = self._turn(trial)
         if not writer.planned:
             return None
         slots, swaps = self._slots.take_orders(), self.cache.host.take_orders()
@@ -215,18 +216,16 @@ class Planner:
             self._waits = self.speculation.pays_to_wait(self.running)
         return self._waits
 
-    def _turn(self, preempted: list[Sequence]) -> PlanWriter:
+    def _turn(self, trial: bool) -> PlanWriter:
         """Rows for the first group of sequences (`turns`) that can have any."""
         writer = PlanWriter(self.checking)
-        for sequences in turns(self.running, self.flights, self._step, self.trial):
-            self._fill(writer, sequences, preempted)
+        for sequences in turns(self.running, self.flights, self._step, trial):
+            self._fill(writer, sequences)
             if writer.planned:
                 break
         return writer
 
-    def _fill(
-        self, writer: PlanWriter, sequences: list[Sequence], preempted: list[Sequence]
-    ) -> None:
+    def _fill(self, writer: PlanWriter, sequences: list[Sequence]) -> None:
         """Give these sequences rows, in order, until the step is full.
 
         Of the `budget` of tokens that is left, `single` are for later sequences that need one each,
@@ -251,7 +250,7 @@ class Planner:
             count = pending if pending == 1 else min(pending, max(budget - single, 1), prompts)
             if count == 0:
                 continue
-            if self._make_writable(sequence, count, writer, preempted):
+            if self._make_writable(sequence, count, writer):
                 drafts = NO_DRAFTS
                 if count == pending and not (sequence.ahead or sequence.waits_for_others):
                     room = min(self._room(sequence), budget - single - count, spare)
@@ -265,9 +264,7 @@ class Planner:
         """Drafts for which the sequence has blocks already."""
         return len(sequence.table) * self.worker.block_size - len(sequence.tokens)
 
-    def _make_writable(
-        self, sequence: Sequence, count: int, writer: PlanWriter, preempted: list[Sequence]
-    ) -> bool:
+    def _make_writable(self, sequence: Sequence, count: int, writer: PlanWriter) -> bool:
         """Give the sequence blocks of its own for its next positions; whether it has them.
 
         They can be taken from later sequences, which have no row in this plan yet. If what those
@@ -287,7 +284,7 @@ class Planner:
             victim = self._victim(sequence)
             if victim is None:
                 return False
-            preempted += self.preempt(victim)
+            self.preempt(victim)
         if copied:
             shared = table[first]
             writer.copy(sequence, first, pool.allocate())
@@ -313,15 +310,15 @@ class Planner:
         """The latest sequence that holds blocks and whose client takes nothing for now."""
         return next((each for each in reversed(self.running) if each.paused), None)
 
-    def preempt(self, victim: Sequence) -> list[Sequence]:
-        """Take back all that a sequence has; the beams of one search go together."""
+    def preempt(self, victim: Sequence) -> None:
+        """Take back all that a sequence has, and let it wait; beams of one search go together."""
         gang = [victim]
         if victim.request.search is not None:
             gang = [beam for beam in self.running if beam.request is victim.request]
         for sequence in gang:
             self.remove(sequence)
+            self._requeue(sequence)
         self.preemptions += len(gang)
-        return gang
 
     # --- what came of it ------------------------------------------------------------------------
 

@@ -219,10 +219,8 @@ def test_who_lost_its_blocks_is_let_in_when_its_last_step_is_back(cell: Cell) ->
     cell.join()
     cell.submit(max_tokens=9)
     first, second = cell.plans()
-    placement = cell.scheduler.placement
-    (planner,) = placement.planners
-    for lost in planner.preempt(planner.running[0]):
-        placement.waiting.add(lost)
+    (planner,) = cell.scheduler.placement.planners
+    planner.preempt(planner.running[0])
     cell.answer(first, 50)
     assert planner.running == []
     cell.answer(second, 51)

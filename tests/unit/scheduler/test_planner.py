@@ -1,6 +1,7 @@
 """The planner, step by step: what a plan orders, for situations made by hand."""
 
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -33,12 +34,13 @@ def planner(
     slots: int = 8,
     budget: int = 64,
     exact: bool = True,
+    requeue: Callable[[Sequence], None] = lambda sequence: None,
     **options: int | None,
 ) -> Planner:
     hello = WorkerHello(
         PROTOCOL, "h", 1, 1, "model", "class", SIZE, blocks, slots, 80, budget, 99, exact=exact
     )
-    return Planner(hello, 1, check=True, **options)
+    return Planner(hello, 1, requeue=requeue, check=True, **options)
 
 
 class Arrivals:
@@ -81,7 +83,7 @@ def rows(plan: Plan | None) -> list[tuple[int, int, int, int]]:
 
 
 def plan_of(planner: Planner) -> Plan | None:
-    plan = planner.plan([])
+    plan = planner.plan()
     planner.check()
     return plan
 
@@ -285,14 +287,14 @@ def test_only_what_changed_in_a_table_is_told(arrive: Arrivals) -> None:
 
 
 def test_the_latest_gives_its_blocks_to_the_oldest(arrive: Arrivals) -> None:
-    worker = planner(blocks=4, lookahead=False)
+    preempted: list[Sequence] = []
+    worker = planner(blocks=4, lookahead=False, requeue=preempted.append)
     old, new = arrive(7), arrive(3)
     worker.admit(old)
     worker.admit(new)
-    preempted: list[Sequence] = []
     new.proven = True
     while not preempted:
-        assert worker.plan(preempted) is not None
+        assert worker.plan() is not None
         samples = sum(row.samples for row in worker.flights[0].rows)
         answer(worker, *range(50, 50 + samples))
     assert preempted == [new]
@@ -301,22 +303,22 @@ def test_the_latest_gives_its_blocks_to_the_oldest(arrive: Arrivals) -> None:
     worker.check()
 
 
-def tokens_for_all(worker: Planner, preempted: list[Sequence]) -> Plan | None:
+def tokens_for_all(worker: Planner) -> Plan | None:
     """A step that gives each of its rows a token."""
-    plan = worker.plan(preempted)
+    plan = worker.plan()
     if plan is not None:
         answer(worker, *[50] * sum(row.samples for row in worker.flights[0].rows))
     return plan
 
 
 def test_no_more_is_preempted_than_is_needed(arrive: Arrivals) -> None:
-    worker = planner(blocks=6, lookahead=False)
+    preempted: list[Sequence] = []
+    worker = planner(blocks=6, lookahead=False, requeue=preempted.append)
     sequences = [arrive(7), arrive(6), arrive(6)]
     for sequence in sequences:
         worker.admit(sequence)
-    preempted: list[Sequence] = []
     while not preempted:
-        tokens_for_all(worker, preempted)
+        tokens_for_all(worker)
     assert preempted == sequences[2:]
     assert worker.running == sequences[:2]
 
@@ -330,16 +332,17 @@ def let_in_again(worker: Planner, sequence: Sequence) -> None:
 
 
 def test_who_came_back_keeps_its_blocks_until_it_has_a_token(arrive: Arrivals) -> None:
-    worker = planner(blocks=6, budget=9, lookahead=False)
+    preempted: list[Sequence] = []
+    worker = planner(blocks=6, budget=9, lookahead=False, requeue=preempted.append)
     worker.admit(arrive(5))
     worker.admit(arrive(4))
     let_in_again(worker, back := arrive(9))
-    preempted: list[Sequence] = []
-    assert rows(tokens_for_all(worker, preempted)) == [(0, 0, 5, 1), (1, 0, 4, 1)]
-    assert rows(tokens_for_all(worker, preempted)) == [(0, 5, 1, 1), (2, 0, 8, 0)]
-    assert rows(tokens_for_all(worker, preempted)) == [(0, 6, 1, 1), (2, 8, 1, 1)]
+    preempted.clear()
+    assert rows(tokens_for_all(worker)) == [(0, 0, 5, 1), (1, 0, 4, 1)]
+    assert rows(tokens_for_all(worker)) == [(0, 5, 1, 1), (2, 0, 8, 0)]
+    assert rows(tokens_for_all(worker)) == [(0, 6, 1, 1), (2, 8, 1, 1)]
     assert preempted == []
-    tokens_for_all(worker, preempted)
+    tokens_for_all(worker)
     assert preempted == [back]
 
 
@@ -355,17 +358,19 @@ def test_a_token_that_came_after_its_blocks_were_lost_proves_nothing(arrive: Arr
 
 
 def test_the_oldest_takes_blocks_from_anybody(arrive: Arrivals) -> None:
-    worker = planner(blocks=4, budget=4, lookahead=False)
+    preempted: list[Sequence] = []
+    worker = planner(blocks=4, budget=4, lookahead=False, requeue=preempted.append)
     worker.admit(arrive(4))
     let_in_again(worker, back := arrive(9))
-    preempted: list[Sequence] = []
-    tokens_for_all(worker, preempted)
-    assert rows(tokens_for_all(worker, preempted)) == [(0, 4, 1, 1)]
+    preempted.clear()
+    tokens_for_all(worker)
+    assert rows(tokens_for_all(worker)) == [(0, 4, 1, 1)]
     assert preempted == [back]
 
 
 def test_the_beams_of_one_search_lose_their_blocks_together(arrive: Arrivals) -> None:
-    worker = planner()
+    preempted: list[Sequence] = []
+    worker = planner(requeue=preempted.append)
     beam, other = arrive(6), arrive(6)
     beam.request.search = BeamSearch(beam.request.params)
     worker.admit(beam)
@@ -373,7 +378,8 @@ def test_the_beams_of_one_search_lose_their_blocks_together(arrive: Arrivals) ->
     worker.fork([beam, sibling])
     worker.admit(other)
     sibling.candidates = Logprobs(b"", b"", b"")
-    assert worker.preempt(beam) == [beam, sibling]
+    worker.preempt(beam)
+    assert preempted == [beam, sibling]
     assert worker.running == [other]
     worker.check()
     worker.cache.pool.settle()
@@ -424,7 +430,8 @@ def test_choices_share_blocks_and_copy_on_write(arrive: Arrivals) -> None:
     accepted = worker.accept(Result(1, 0, pack_ints([50, 51, 52])))
     (sampled,) = accepted.sampled
     sequences = decoding.fork(sampled.sequence)
-    assert worker.fork(sequences) == []
+    worker.fork(sequences)
+    assert worker.running == sequences
     for sequence, token in zip(sequences, sampled.tokens, strict=True):
         decoding.extend(sequence, array("i", [token]), [None])
     worker.check()
@@ -469,13 +476,15 @@ def test_a_slot_in_a_fork_that_is_not_ordered_yet_ends_in_order(
 
 
 def test_a_lone_sequence_of_forks_can_end_and_leave_its_slot(arrive: Arrivals) -> None:
-    worker = planner(slots=1, lookahead=False)
+    waiting: list[Sequence] = []
+    worker = planner(slots=1, lookahead=False, requeue=waiting.append)
     parent = arrive(6, choices=2)
     worker.admit(parent)
     plan_of(worker)
     (sampled,) = worker.accept(Result(1, 0, pack_ints([50, 51]))).sampled
     sequences = decoding.fork(sampled.sequence)
-    assert worker.fork(sequences) == [sequences[1]]
+    worker.fork(sequences)
+    assert waiting == [sequences[1]]
     worker.remove(parent)
     worker.check()
     assert worker.can_admit(arrive(3))

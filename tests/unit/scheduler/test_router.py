@@ -15,7 +15,7 @@ NUMBERS = count()
 
 def planner(blocks: int = 200, slots: int = 8) -> Planner:
     hello = WorkerHello(PROTOCOL, "host", 1, 1, "m", "class", 4, blocks, slots, 800, 800, 1000)
-    return Planner(hello, 1, lookahead=False)
+    return Planner(hello, 1, requeue=lambda sequence: None, lookahead=False)
 
 
 def sequence(prompt: "array[int]") -> Sequence:
@@ -40,7 +40,7 @@ def compute(worker: Planner, tokens: "array[int]") -> None:
     """Leave the blocks of a prompt in a worker's cache."""
     ran = sequence(tokens)
     worker.admit(ran)
-    plan = worker.plan([])
+    plan = worker.plan()
     assert plan is not None
     worker.accept(Result(1, plan.step, pack_ints([1])))
     worker.remove(ran)
