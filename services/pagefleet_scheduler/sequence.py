@@ -1,15 +1,16 @@
-"""What the scheduler knows of a request: its choices, and the sequences that produce them.
+"""What the scheduler knows about a request: its choices, and the sequences that produce them.
 
-A sequence is one stream of tokens. It has no phase. Three counts say where it is, and a step makes
-the later ones catch up with the earlier:
+A sequence is one stream of tokens. It has no phase. Three counts say where it is, and each step
+makes the later ones catch up with the earlier:
 
     length     tokens that it has, including those of steps whose results are not back
     ordered    positions whose keys and values some plan has ordered
     computed   positions whose result was accepted
 
 Prefill, decode and recomputation are all "feed the positions from `ordered` to `length`". When a
-sequence loses its blocks (preempted, its worker died), `ordered` and `computed` return to 0 and
-its `run` counts one more, so that what is still under way for the old run is told apart.
+sequence loses its blocks (it is preempted, its worker dies), `ordered` and `computed` return to 0,
+and `run` is incremented, which tells the rows of the old run that are still under way from later
+ones.
 """
 
 import math
@@ -26,7 +27,7 @@ from pagefleet_scheduler.blocks import BlockKey, History, root
 from pagefleet_scheduler.prompt_lookup import PromptLookup
 
 AGING = 30.0
-"""Seconds of waiting that are worth one level of priority."""
+"""Seconds of waiting that make up for one level of priority."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,26 +42,26 @@ class Request:
     params: SamplingParams
     salt: bytes
     number: int
-    """Tells requests apart that are equal in all else."""
+    """Counts requests; breaks ties between those that came at the same time."""
     arrived: float
     priority: int = 0
     """Lower goes first."""
     tenant: str = ""
     weight: float = 1.0
-    """Of its tenant, whose share of the service it is in proportion to."""
+    """Of its tenant, whose share of the service is in proportion to it."""
     began: float | None = None
-    """When it first ran; None: it never did."""
+    """When it first ran; None if it never did."""
     prediction: "array[int]" = field(default_factory=lambda: array("i"))
-    """What its outputs may repeat."""
+    """Tokens that its outputs may repeat."""
     window: int = 0
     """Outputs that each choice may have beyond those it came with; 0: any number."""
     deadline: float | None = None
     sequences: "dict[int, Sequence]" = field(default_factory=dict)
-    """Of each choice that goes on; several choices share one until their first token."""
+    """By choices that go on; several choices share one sequence until their first token."""
     finished: "dict[int, Sequence]" = field(default_factory=dict)
-    """Of the other choices, in case the gateway misses their end."""
+    """By choices that have ended, in case the gateway misses that."""
     search: BeamSearch | None = None
-    """A beam search: its sequences are beams, numbered as they come, and answer no choice."""
+    """If it is a beam search: then `sequences` are its beams, by numbers that are no choices."""
     answers: dict[int, int] = field(default_factory=dict)
     """The choices that a beam search is to answer, each with the rank of its answer."""
     prompt_logprobs_sent: int = 1
@@ -68,28 +69,28 @@ class Request:
 
     @property
     def has_run(self) -> bool:
-        """Whether it ever ran, so that its client may have tokens of it."""
+        """Whether it ever ran, so that its client may have seen tokens."""
         return self.began is not None
 
     @property
     def queued(self) -> int:
-        """Microseconds that it waited before it first ran, if it ran."""
+        """Microseconds that it waited before it first ran; 0 if it never did."""
         return 0 if self.began is None else round(1e6 * (self.began - self.arrived))
 
     @property
     def turn(self) -> float:
-        """When it came, as far as its tenant's other requests are concerned; in seconds."""
+        """Its place among its tenant's requests that never ran: arrival and priority, in s."""
         return self.arrived + AGING * self.priority
 
     @property
     def order(self) -> tuple[float, int]:
-        """Who goes first among those that have run; all others come later."""
+        """Its place among those that have run; all others come after them."""
         began = math.inf if self.began is None else self.began
         return began + AGING * self.priority, self.number
 
     @property
     def ordered_params(self) -> SamplingParams:
-        """What a worker is told: of a beam it gives the most likely tokens, and chooses none."""
+        """What a worker is told: for beams, to report the most likely tokens and choose none."""
         if self.search is None:
             return self.params
         return msgspec.structs.replace(
@@ -104,7 +105,7 @@ class Request:
         )
 
     def end(self, choice: int) -> None:
-        """A choice goes on no longer; one that was aborted is not remembered."""
+        """A choice has ended; one that was aborted before is not remembered."""
         if (sequence := self.sequences.pop(choice, None)) is not None:
             self.finished[choice] = sequence
 
@@ -115,36 +116,36 @@ class Sequence:
 
     request: Request
     choices: list[int]
-    """One, or those that begin together: the first sample gives each its token and forks them."""
+    """One; or several until the first token, when the sequence forks and gives each its own."""
     tokens: "array[int]"
     """The prompt and the outputs that are known."""
     logprobs: list[Logprobs] = field(default_factory=list)
-    """Of the outputs since `base`, where they were asked for."""
+    """Of the outputs since `base`, if they were asked for."""
     finish: Finish | None = None
     candidates: Logprobs | None = None
-    """Of a beam: its likely next tokens, until all beams of the search have theirs."""
+    """Of a beam: its likely next tokens, kept until all beams of the search have theirs."""
 
-    # --- what its gateway has, and takes ---
+    # --- what its gateway has, and accepts ---
     base: int = 0
-    """Outputs that the gateway already had when it submitted."""
+    """Outputs that the gateway already had when it submitted the request."""
     sent: int = 0
-    """Outputs sent to the gateway."""
+    """Outputs that were sent to the gateway, with those before `base`."""
     sent_before: int = 0
-    """Outputs that had been sent when its last beat came: by the next it must have them."""
+    """Outputs that had been sent when its last beat came; it must have them by the next."""
     allowed: int | None = None
-    """Outputs that its gateway takes for now; None: any number. `allow` changes it."""
+    """Outputs that the gateway accepts for now; None: any number. `allow` sets it."""
     limit: int = field(init=False)
-    """Tokens, with those of the prompt, that it may have for now."""
+    """Tokens that it may have for now, the prompt included; follows from `allowed`."""
 
     # --- how far it is ---
     ordered: int = 0
     computed: int = 0
     ahead: int = 0
-    """Samples that are ordered and whose values are not back."""
+    """Samples that were ordered and are not back."""
     flying: int = 0
-    """Rows whose results are not back; until they are, a sequence that waits is not let in."""
+    """Rows whose results are not back; a sequence that waits is admitted only when all are."""
     run: int = 0
-    """Counts how often it lost its blocks."""
+    """How often it lost its blocks."""
     cached: int = 0
     """Prompt tokens that its first run found in the prefix cache."""
 
@@ -152,9 +153,9 @@ class Sequence:
     epoch: int = 0
     """Of the worker that runs it, or ran it last."""
     numerics: Numerics = 0
-    """The class of the worker where it last ran, or of its tokens if somebody has any."""
+    """The class of the worker that ran it last; before that, the one that its gateway named."""
     slot: int | None = None
-    """At the worker that runs it."""
+    """At the worker that runs it; None while it waits."""
     opened: bool = False
     """Whether the worker was told of the slot."""
     table: "array[int]" = field(default_factory=lambda: array("i"))
@@ -164,30 +165,30 @@ class Sequence:
     table_sent: int = 0
     """Entries of the table that the worker was told."""
     indexed: int = 0
-    """Full blocks of this run that went through the prefix index."""
+    """Full blocks of this run that are in the prefix index, or whose content was there."""
     history: History = b""
     """What its next block to be indexed continues."""
 
-    # --- what is found again of its tokens ---
+    # --- what follows from its tokens, kept because it is expensive ---
     keys: dict[int, list[BlockKey]] = field(default_factory=dict)
-    """Of its full blocks, as far as somebody asked, by the size of blocks: workers may differ."""
+    """Of its full blocks, as far as they were needed, by block size: workers may differ."""
     lookup: PromptLookup | None = None
-    """Where its drafts come from, once some were asked for."""
+    """Where its drafts come from, once some were needed."""
 
-    # --- the deaths of its workers ---
+    # --- deaths of its workers ---
     lost: float | None = None
     """When its worker was lost; None once it has got a token since."""
     proven: bool = False
-    """A step of this run has given it something."""
+    """Whether a step of this run has given it something."""
     suspicion: int = 0
-    """1 or 2: it may have ended a worker and runs alone, the 1s first (`quarantine`); 0: not so."""
+    """1 or 2: it may have ended a worker, and runs alone, 1 before 2 (`quarantine`); 0: neither."""
     crashes: float = 0.0
-    """Of workers while it ran alone, since its last token."""
+    """Deaths of workers since its last token while it ran alone, as `quarantine` counts them."""
     excused: int = 0
     """Deaths of workers by chance before the first of these."""
 
     def __post_init__(self) -> None:
-        """Know the limit."""
+        """Set the limit."""
         self.allow(self.allowed)
 
     def __repr__(self) -> str:
@@ -199,37 +200,37 @@ class Sequence:
 
     @property
     def order(self) -> tuple[tuple[float, int], int]:
-        """Who goes first among sequences."""
+        """Its place among sequences that have run."""
         return self.request.order, self.choices[0]
 
     @property
     def length(self) -> int:
-        """Tokens it has, with those that are sampled but not back."""
+        """Tokens that it has, with samples that are not back."""
         return len(self.tokens) + self.ahead
 
     @property
     def outputs(self) -> int:
-        """Generated tokens that are known."""
+        """How many generated tokens are known."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def pending(self) -> int:
-        """Positions that can be fed now.
+        """How many positions can be fed now.
 
-        None where the last token that it may have is sampled already: nobody needs its keys yet.
+        0 if the last token that it may have for now is sampled already: its keys are not needed.
         """
         length = len(self.tokens) + self.ahead
         return length - self.ordered if length < self.limit else 0
 
     @property
     def paused(self) -> bool:
-        """Whether it has all the outputs that its gateway takes for now."""
+        """Whether it has all the outputs that its gateway accepts for now."""
         return len(self.tokens) >= self.limit
 
     def allow(self, outputs: int | None) -> None:
         """Let it have so many outputs for now; None: as many as were asked for.
 
-        A prompt is fed even if no output was.
+        Its prompt is fed even if no outputs were asked for.
         """
         self.allowed = outputs
         most = max(self.request.params.max_tokens, 1)
@@ -237,25 +238,25 @@ class Sequence:
 
     @property
     def protected(self) -> bool:
-        """Whether it came back from a preemption and has not got a token since."""
+        """Whether it lost its blocks before, and has got no token since."""
         return self.run > 0 and not self.proven
 
     def answers(self, choice: int) -> bool:
-        """Whether a choice that began here is still wanted, and has no sequence of its own."""
+        """Whether a choice is still wanted, and this is its sequence."""
         return self.request.sequences.get(choice) is self
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether its next token is known only once the scheduler has seen the result."""
+        """Whether its next step depends on a result that the scheduler has to see first."""
         return len(self.choices) > 1 or self.request.search is not None
 
     def belongs_with(self, other: "Sequence") -> bool:
-        """Whether both are beams of one search, which run and lose their blocks together."""
+        """Whether both are beams of one search, which are preempted together."""
         return self.request is other.request and self.request.search is not None
 
     @property
     def may_draft(self) -> int:
-        """Drafts behind its last token that could all be outputs, and another one after them."""
+        """Drafts that could all become outputs, with one more token behind them."""
         return self.limit - len(self.tokens) - 1
 
     @property
@@ -264,7 +265,7 @@ class Sequence:
         return self.request.search is not None and not self.flying and self.pending <= 0
 
     def samples_at(self, end: int) -> bool:
-        """Whether a row that ends before position `end` gives a new token."""
+        """Whether a row that ends before position `end` samples a new token."""
         return end == self.length and self.request.params.max_tokens > 0
 
     def full_keys(
@@ -274,7 +275,10 @@ class Sequence:
         digest: Callable[[bytes, Ints], bytes],
         tokens: "array[int]",
     ) -> list[BlockKey]:
-        """Keys of the full blocks among the first `limit` of its tokens, the next ones included."""
+        """Keys of the full blocks of the first `limit` of `tokens`, which begin with its own.
+
+        `digest` is the pool's.
+        """
         keys = self.keys.setdefault(block_size, [])
         count = limit // block_size
         while len(keys) < count:
@@ -290,12 +294,12 @@ class Sequence:
         self.checksum = checksum(pack_ints(blocks), self.checksum)
 
     def replace_block(self, index: int, block: int) -> None:
-        """Change one entry of the table."""
+        """Replace one entry of the table."""
         self.table[index] = block
         self.checksum = checksum(pack_ints(self.table))
 
     def forked(self, choice: int) -> "Sequence":
-        """The sequence of one of its choices, which has all of its blocks as well."""
+        """A copy of it for one choice, with the same block table."""
         return Sequence(
             request=self.request,
             choices=[choice],
@@ -317,14 +321,14 @@ class Sequence:
         )
 
     def check(self) -> None:
-        """Assert the invariants of what it has at a worker."""
+        """Assert the invariants of its counts and its table."""
         assert 0 <= self.computed <= self.ordered
         assert self.table_sent <= len(self.table)
         assert self.checksum == checksum(pack_ints(self.table))
         assert self.opened or not self.table_sent
 
     def forget_run(self) -> None:
-        """Return to having nothing but its tokens; whoever calls released its blocks and slot."""
+        """Keep nothing but its tokens; the caller has released its blocks and its slot."""
         self.run += 1
         self.ordered = self.computed = self.indexed = self.table_sent = 0
         self.table = array("i")

@@ -37,7 +37,7 @@ TICK_MS = 50
 
 
 class Server:
-    """Feeds the scheduler what arrives, and sends what it says.
+    """Hands to the scheduler what arrives, and sends what it returns.
 
     Raises:
         EndpointError: an address cannot be listened on.
@@ -60,7 +60,7 @@ class Server:
             self._gate.start()
         self.peers = Peers()
         self._leaving: set[bytes] = set()
-        """Workers that have said goodbye, until their processes end."""
+        """Workers that have said goodbye and whose processes have not ended yet."""
         self._watch = ProcessWatch()
         self._woken, self._waker = socket.socketpair()
         self._poller = zmq.Poller()
@@ -103,7 +103,7 @@ class Server:
         log.info("stopped")
 
     def turn(self) -> None:
-        """Go round the main loop once: wait for something to do, for a moment, and do it.
+        """One turn of the main loop: wait a moment for something to do, and do it.
 
         Raises:
             EndpointError: another process has taken an address.
@@ -155,7 +155,7 @@ class Server:
                 elif isinstance(message, WorkerBye) and self._watch.of(peer) is not None:
                     self._leaving.add(peer)
                 events.append(Arrived(peer, message))
-        for fd in readable:  # after what was said: whoever leaves says so and ends
+        for fd in readable:  # after the messages: a worker that leaves says so, then ends
             if fd in self._watch:
                 self._poller.unregister(fd)
                 peer = self._watch.end(fd)
@@ -182,7 +182,7 @@ class Server:
             self._poller.register(pidfd, zmq.POLLIN)
 
     def _part(self, peer: bytes, text: str) -> None:
-        """Watch a process no longer that was refused: it lives on as somebody else's."""
+        """Stop watching a process that was refused: it may live on in another cell."""
         if not self.peers.is_refused(peer):
             self.peers.refuse(peer)
             log.warning("refused a process that wants to join: %s", text)
@@ -215,6 +215,6 @@ class Server:
         hub = self.peers.hub_of(peer)
         if hub is not None and all(hub.send(peer, frame) for frame in frames_of(message)):
             return True
-        if self.peers.forget(peer):  # said once
+        if self.peers.forget(peer):  # so that it is logged once
             log.info("a peer cannot be reached: %s is not sent", type(message).__name__)
         return False

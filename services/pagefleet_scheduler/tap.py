@@ -1,12 +1,12 @@
-"""A tap on the traffic of the cell: all that the scheduler hears and says, for `pagefleet tap`.
+"""A tap on the traffic of the cell: all that the scheduler receives and sends, for `pagefleet tap`.
 
-What is published is a msgpack array of four byte strings: `>` (to the scheduler) or `<` (from it),
-`gateway` or `worker`, the peer's identity, and the frame as it is on the wire. The scheduler waits
-for no reader: one that is slow misses some.
+For each frame a msgpack array of four byte strings is published: `>` (to the scheduler) or `<`
+(from it), `gateway` or `worker`, the peer's identity, and the frame as it is on the wire. The
+scheduler waits for no reader: a slow one misses frames.
 
-One message part, and not four, because libzmq 4.3.5 aborts the process if a socket is closed while
-a connection has sent some parts of a message and not yet the others, as to a reader that does not
-read (`session_base.cpp`, clean_pipes).
+They are one message part and not four because libzmq 4.3.5 aborts the process if a socket is closed
+while a connection has sent only some parts of a message, as to a reader that has stopped reading
+(`session_base.cpp`, clean_pipes).
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Tap:
         self._listener.stay_found(now)
 
     def publish(self, *parts: bytes) -> None:
-        """Give all readers a frame, after where it goes."""
+        """Send `parts`, as described above, to all readers."""
         self._socket.send(msgspec.msgpack.encode(parts), zmq.DONTWAIT)
 
     def close(self) -> None:
