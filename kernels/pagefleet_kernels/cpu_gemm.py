@@ -15,14 +15,13 @@ there the rounding of the inputs outweighs that of the sums, which are float32.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 
-from pagefleet_kernels.cpu_grouped import emit_grouped_product
+from pagefleet_kernels.cpu_grouped import Weights, emit_grouped_product
 from pagefleet_kernels.cpu_ir import (
     INTS,
     LANES,
@@ -58,21 +57,18 @@ def _emit_product(
     builder: Any,
     form: Format,
     vectors: int,
-    rows: int,
-    values: Any,
-    stride: Any,
+    rows: list[Any],
     panel: Any,
     steps: Any,
     sums: Any,
 ) -> None:
-    """The loop over the inputs for a number of rows; `steps` is at least 1."""
-    inputs = (values, stride, panel)
+    """The loop over the inputs for rows at some addresses; `steps` is at least 1."""
     if form is not Format.FLOAT32:
-        stretch = _emit_stretch(builder, form, vectors, rows, *inputs, _INT64(0), steps)
+        stretch = _emit_stretch(builder, form, vectors, rows, panel, _INT64(0), steps)
         for number, total in enumerate(stretch):
             store(builder, total, at(builder, sums, number * _VECTOR_BYTES))
         return
-    places = [at(builder, sums, number * _VECTOR_BYTES) for number in range(rows * vectors)]
+    places = [at(builder, sums, number * _VECTOR_BYTES) for number in range(len(rows) * vectors)]
     for place in places:
         store(builder, floats(0.0), place)
     before = builder.block
@@ -84,7 +80,7 @@ def _emit_product(
     following = builder.add(begin, _INT64(_STRETCH))
     more = builder.icmp_signed("<", following, steps)
     end = builder.select(more, following, steps)
-    stretch = _emit_stretch(builder, form, vectors, rows, *inputs, begin, end)
+    stretch = _emit_stretch(builder, form, vectors, rows, panel, begin, end)
     for total, place in zip(stretch, places, strict=True):
         store(builder, builder.fadd(load(builder, place), total), place)
     begin.add_incoming(_INT64(0), before)
@@ -97,9 +93,7 @@ def _emit_stretch(
     builder: Any,
     form: Format,
     vectors: int,
-    rows: int,
-    values: Any,
-    stride: Any,
+    rows: list[Any],
     panel: Any,
     begin: Any,
     end: Any,
@@ -109,11 +103,10 @@ def _emit_stretch(
     body = builder.append_basic_block("inputs")
     after = builder.append_basic_block("summed")
     step_type = VECTOR if form is Format.FLOAT32 else INTS
-    sources = [builder.add(values, builder.mul(stride, _INT64(row))) for row in range(rows)]
     builder.branch(body)
     builder.position_at_end(body)
     step = builder.phi(_INT64)
-    totals = [builder.phi(VECTOR) for _ in range(rows * vectors)]
+    totals = [builder.phi(VECTOR) for _ in range(len(rows) * vectors)]
     place = builder.add(panel, builder.mul(step, _INT64(vectors * _VECTOR_BYTES)))
     weights = [
         load(builder, at(builder, place, vector * _VECTOR_BYTES), step_type)
@@ -121,7 +114,7 @@ def _emit_stretch(
     ]
     offset = builder.mul(step, _INT64(4))
     grown = []
-    for row, source in enumerate(sources):
+    for row, source in enumerate(rows):
         scalar = load(builder, builder.add(source, offset), step_type.element)
         spread = splat(builder, scalar)
         for vector, weight in enumerate(weights):
@@ -164,18 +157,47 @@ def product(
     """
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, _, rows, *others = arguments
+        _, _, rows, values, stride, *others = arguments
 
         def emit(count: int) -> None:
-            if weights.value.grouped:
-                emit_grouped_product(builder, weights.value, PANEL_VECTORS, count, *others)
-            else:
-                _emit_product(builder, form.value, PANEL_VECTORS, count, *others)
+            places = _rows_at(builder, values, stride, count)
+            _emit_panel(builder, form.value, weights.value, places, *others)
 
         _emit_counts(builder, rows, emit)
         return context.get_dummy_value()
 
     return types.void(form, weights, *([_WORD] * 6)), lower
+
+
+@intrinsic
+def scattered_product(
+    typing: Any,
+    form: Any,
+    weights: Any,
+    rows: Any,
+    values: Any,
+    stride: Any,
+    numbers: Any,
+    panel: Any,
+    steps: Any,
+    sums: Any,
+) -> Any:
+    """`product` with rows anywhere; `numbers` is the address of int64 [rows], which ones."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, _, rows, values, stride, numbers, *others = arguments
+
+        def emit(count: int) -> None:
+            places = [
+                builder.add(values, builder.mul(stride, load(builder, number, _INT64)))
+                for number in _rows_at(builder, numbers, _INT64(8), count)
+            ]
+            _emit_panel(builder, form.value, weights.value, places, *others)
+
+        _emit_counts(builder, rows, emit)
+        return context.get_dummy_value()
+
+    return types.void(form, weights, *([_WORD] * 7)), lower
 
 
 @intrinsic
@@ -192,12 +214,30 @@ def narrow_product(
     """`product` with a plain panel of LANES outputs; the sums are float32 [rows, LANES]."""
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, rows, *others = arguments
-        emit = partial(_emit_product, builder, form.value, 1)
-        _emit_counts(builder, rows, lambda count: emit(count, *others))
+        _, rows, values, stride, *others = arguments
+
+        def emit(count: int) -> None:
+            places = _rows_at(builder, values, stride, count)
+            _emit_product(builder, form.value, 1, places, *others)
+
+        _emit_counts(builder, rows, emit)
         return context.get_dummy_value()
 
     return types.void(form, *([_WORD] * 6)), lower
+
+
+def _rows_at(builder: Any, values: Any, stride: Any, count: int) -> list[Any]:
+    """The addresses of rows that lie one after another."""
+    return [builder.add(values, builder.mul(stride, _INT64(row))) for row in range(count)]
+
+
+def _emit_panel(
+    builder: Any, form: Format, weights: Weights, rows: list[Any], panel: Any, steps: Any, sums: Any
+) -> None:
+    if weights.grouped:
+        emit_grouped_product(builder, weights, PANEL_VECTORS, rows, panel, steps, sums)
+    else:
+        _emit_product(builder, form, PANEL_VECTORS, rows, panel, steps, sums)
 
 
 def _emit_counts(builder: Any, rows: Any, emit: Callable[[int], None]) -> None:

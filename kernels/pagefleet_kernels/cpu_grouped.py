@@ -176,28 +176,25 @@ def emit_grouped_product(
     builder: Any,
     weights: Weights,
     vectors: int,
-    rows: int,
-    values: Any,
-    stride: Any,
+    rows: list[Any],
     panel: Any,
     groups: Any,
     sums: Any,
 ) -> None:
-    """The loop over groups for a number of rows; `groups` is at least 1.
+    """The loop over groups for rows at some addresses; `groups` is at least 1.
 
     A panel holds for each group the scales of its outputs, the minimums if there are any, then its
     numbers: of every output four inputs at a time.
     """
-    for number in range(rows * vectors):
+    for number in range(len(rows) * vectors):
         store(builder, floats(0.0), at(builder, sums, number * _VECTOR_BYTES))
     outputs = vectors * LANES
     head = outputs * (2 if weights is Weights.INT8 else 4)
     group_bytes = head + outputs * GROUP * weights.value // 8
-    starts = [builder.add(values, builder.mul(stride, _INT64(row))) for row in range(rows)]
     with cgutils.for_range(builder, groups) as loop:
         place = builder.add(panel, builder.mul(loop.index, _INT64(group_bytes)))
         skipped = builder.mul(loop.index, _INT64(BLOCK_BYTES))
-        sources = [builder.add(start, skipped) for start in starts]
+        sources = [builder.add(row, skipped) for row in rows]
         totals = _emit_group(builder, weights, sources, at(builder, place, head), vectors)
         _emit_scaled(builder, weights, sources, totals, place, sums)
 

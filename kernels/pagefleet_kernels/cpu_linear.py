@@ -75,7 +75,7 @@ _FLOAT32 = Format.FLOAT32
 
 
 @device
-def _store(form: Any, address: int, vector: Any, count: int) -> None:
+def store(form: Any, address: int, vector: Any, count: int) -> None:
     """Up to sixteen numbers, none if `count` is not positive."""
     if count >= LANES:
         store_numbers(form, address, vector)
@@ -94,7 +94,8 @@ def _outputs(form: Any, arguments: Any, panel: int, sums: int, vector: int) -> A
 
 
 @device
-def _write_row(form: Any, arguments: Any, panel: int, sums: int, row: int) -> None:
+def write_row(form: Any, arguments: Any, panel: int, sums: int, row: int) -> None:
+    """A row's outputs of one panel, from its sums, as the epilogue says."""
     output = arguments.output + row * arguments.output_stride
     if arguments.epilogue == 1:
         gate = rounded(form, _outputs(form, arguments, panel, sums, 0))
@@ -102,15 +103,15 @@ def _write_row(form: Any, arguments: Any, panel: int, sums: int, row: int) -> No
         activated = rounded(form, divide(gate, add(broadcast(1.0), exp(negative(gate)))))
         begin = panel * LANES
         place = output + begin * form.itemsize
-        _store(form, place, multiply(activated, value), arguments.columns - begin)
+        store(form, place, multiply(activated, value), arguments.columns - begin)
         return
     for vector in range(PANEL_VECTORS):
         total = _outputs(form, arguments, panel, sums, vector)
         begin = panel * PANEL + vector * LANES
         if arguments.epilogue == 2:
-            _store(_FLOAT32, output + begin * 4, total, arguments.columns - begin)
+            store(_FLOAT32, output + begin * 4, total, arguments.columns - begin)
         else:
-            _store(form, output + begin * form.itemsize, total, arguments.columns - begin)
+            store(form, output + begin * form.itemsize, total, arguments.columns - begin)
 
 
 @device
@@ -135,7 +136,7 @@ def run_linear(form: Any, weights: Any, arguments: Any) -> None:
             if arguments.loras:
                 add_loras(form, arguments, panel, begin, end, sums)
             for row in range(begin, end):
-                _write_row(form, arguments, panel, sums + (row - begin) * PANEL * 4, row)
+                write_row(form, arguments, panel, sums + (row - begin) * PANEL * 4, row)
         task += 1
         if task == last:
             task, last = next_tasks(arguments, tasks)
@@ -220,7 +221,7 @@ class PackedLinear:
 def _layer(
     weight: Matrix, bias: Tensor | None, epilogue: Epilogue, loras: Loras = ()
 ) -> PackedLinear | None:
-    return PackedLinear(weight, bias, epilogue, loras) if _supported(weight, epilogue) else None
+    return PackedLinear(weight, bias, epilogue, loras) if is_packable(weight, epilogue) else None
 
 
 def linear(weight: Matrix, bias: Tensor | None = None, loras: Loras = ()) -> Layer:
@@ -243,7 +244,7 @@ def head(weight: Matrix) -> Layer:
     return _layer(weight, None, Epilogue.WIDE) or reference.head(weight)
 
 
-def _supported(weight: Matrix, epilogue: Epilogue) -> bool:
+def is_packable(weight: Matrix, epilogue: Epilogue) -> bool:
     """Whether a step of the product takes whole words, and gates come in whole vectors."""
     if isinstance(weight, Tensor) and (
         weight.dtype not in FORMATS or weight.shape[1] * weight.element_size() % 4

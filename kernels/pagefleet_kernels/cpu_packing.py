@@ -1,5 +1,8 @@
 """How the weights of linear layers are laid out in memory for the loops of `cpu_gemm`."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,12 +28,17 @@ class Arena:
 
     def keep(self, tensor: Tensor) -> Tensor:
         """A copy of a contiguous tensor, beside the ones before it."""
-        size = -(-tensor.nbytes // _CACHE_LINE) * _CACHE_LINE
+        return self.room(tensor.shape, tensor.dtype).copy_(tensor)
+
+    def room(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor to be filled, beside the ones before it."""
+        taken = math.prod(shape) * dtype.itemsize
+        size = -(-taken // _CACHE_LINE) * _CACHE_LINE
         if size > len(self._free):
             self._free = torch.empty(max(size, self.CHUNK_BYTES), dtype=torch.uint8)
-        kept = self._free[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        room = self._free[:taken].view(dtype).view(shape)
         self._free = self._free[size:]
-        return kept.copy_(tensor)
+        return room
 
 
 arena = Arena()

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagefleet_kernels.experts import Experts, Routing
 from pagefleet_kernels.layers import Layer
 from pagefleet_kernels.lora import Loras
 from pagefleet_kernels.quantized import Matrix, round_rows
@@ -296,6 +297,52 @@ def gated(weight: Matrix, bias: Tensor | None = None, loras: Loras = ()) -> Laye
     """
     gate_up = linear(weight, bias, loras)
     return lambda values, adapters=None: silu_mul(gate_up(values, adapters))
+
+
+def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Which experts the rows take, and their weights (see `pagefleet_kernels.experts`).
+
+    Args:
+        scores: floats [T, experts to choose from], and one more if there are shared experts; of
+            equal ones the first is the better.
+
+    Returns:
+        int64 [T, taken], each row's in ascending order, and their weights in the dtype of `scores`.
+    """
+    choices = scores.shape[1] - (routing.shared > 0)
+    probabilities = scores[:, :choices].softmax(-1)
+    order = scores[:, :choices].sort(dim=-1, descending=True, stable=True).indices
+    taken = order[:, : routing.chosen].sort(-1).values
+    weights = probabilities.gather(1, taken)
+    if routing.renormalized:
+        weights = weights / weights.sum(-1, keepdim=True)
+    if not routing.shared:
+        return taken, weights
+    shared = torch.arange(choices, choices + routing.shared, device=scores.device)
+    opened = scores[:, choices:].sigmoid().expand(-1, routing.shared)
+    return torch.cat([taken, shared.expand(len(scores), -1)], 1), torch.cat([weights, opened], 1)
+
+
+def experts(weights: Experts) -> Layer:
+    """Makes a feed-forward part of experts (see `pagefleet_kernels.experts`), which takes and gives
+    [T, size]. Each is `gated`, then `linear`; their outputs are weighted and added up in ascending
+    order, at least in float32, and rounded once. No adapter changes them.
+    """
+    score = linear(weights.router)
+    gates = [gated(part) for part in weights.parts(weights.gate_up)]
+    downs = [linear(part) for part in weights.parts(weights.down)]
+
+    def layer(values: Tensor, adapters: Tensor | None = None) -> Tensor:
+        compute = torch.promote_types(values.dtype, torch.float32)
+        taken, factors = route(score(values).to(compute), weights.routing)
+        total = torch.zeros_like(values, dtype=compute)
+        for number, (gate, down) in enumerate(zip(gates, downs, strict=True)):
+            rows, places = (taken == number).nonzero(as_tuple=True)
+            output = down(gate(values[rows])).to(compute)
+            total[rows] += factors[rows, places].unsqueeze(1) * output
+        return total.to(values.dtype)
+
+    return layer
 
 
 def head(weight: Matrix) -> Layer:

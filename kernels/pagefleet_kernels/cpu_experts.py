@@ -1,0 +1,516 @@
+"""Mixtures of experts on the CPU: `reference.experts` over weights that are packed once.
+
+A step goes through five stages. The router's product is that of any linear layer; then each row is
+*routed*, by itself. The rows of all experts are *sorted* into slots, expert by expert and in the
+order of the rows, so that the matrices of an expert are read once for all its rows; an expert that
+nobody takes is never read. *Gates* multiplies the rows of an expert, wherever they lie, with a
+panel of its gates and values. *Sums* multiplies what comes of that with panels of outputs, weights
+it and adds it up: a thread has some panels to itself, and goes through all experts.
+
+So an output is a sum in the order of the experts, whose summands are chains in the order of the
+inputs (`cpu_gemm`), and what its row is beside does not change a bit of it.
+"""
+
+import ctypes
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numba import carray
+from torch import Tensor
+
+from pagefleet_kernels import cpu_layers, reference
+from pagefleet_kernels.cpu_gemm import (
+    PANEL,
+    PANEL_VECTORS,
+    TILE_ROWS,
+    scattered_product,
+    sums_of_a_tile,
+)
+from pagefleet_kernels.cpu_grouped import Weights
+from pagefleet_kernels.cpu_ir import LANES, Format, device
+from pagefleet_kernels.cpu_launch import (
+    FORMATS,
+    Kernel,
+    fields,
+    next_task,
+    next_tasks,
+)
+from pagefleet_kernels.cpu_linear import Epilogue, PackedLinear, is_packable, store, write_row
+from pagefleet_kernels.cpu_packing import arena, interleaved, packed, packed_groups
+from pagefleet_kernels.cpu_simd import (
+    add,
+    broadcast,
+    exp,
+    first,
+    keep,
+    load_float,
+    load_floats,
+    load_int64,
+    load_numbers,
+    multiply_add,
+    store_float,
+    store_floats,
+    store_int64,
+    subtract,
+    total,
+)
+from pagefleet_kernels.experts import Experts
+from pagefleet_kernels.layers import Layer
+from pagefleet_kernels.quantized import Matrix, Quantized
+
+_GROUP_ROWS = 8 * TILE_ROWS
+"""Rows of one expert that a task takes through a panel: they stay in the second-level cache."""
+
+_GROUP_BYTES = 3 * 8
+"""Of a group's entry: int64 expert, its first slot, and the first behind it."""
+
+_FLOAT32 = Format.FLOAT32
+_INFINITY = float("inf")
+
+
+class RouteArguments(ctypes.Structure):
+    """What rows are routed with; strides are in bytes. `choices` is the number of experts to choose
+    from, behind whose scores lies the one of the shared ones. int64 experts are written to `taken`
+    and float32 weights to `factors`, `chosen + shared` of each row.
+    """
+
+    _fields_ = fields("rows scores stride choices chosen shared renormalized taken factors")
+
+
+class SortArguments(ctypes.Structure):
+    """What rows are sorted with: `each` is how many experts a row takes of `experts`; `ends` has
+    room for an int64 of each. Of each slot `numbers` gets the int64 row and `weights` the float32
+    weight; `groups` gets the number of groups, then their entries.
+    """
+
+    _fields_ = fields("rows taken factors each experts ends numbers weights groups")
+
+
+class GatesArguments(ctypes.Structure):
+    """What the first matrices of experts are multiplied with: beside what sorting has written, the
+    fields of `cpu_linear.LinearArguments`, with `panel_count` that of one expert.
+    """
+
+    _fields_ = fields(
+        "values stride panels panel_bytes panel_count steps bias epilogue "
+        "output output_stride columns numbers groups"
+    )
+
+
+class SumsArguments(ctypes.Structure):
+    """What the second matrices of experts are multiplied with: `values` are those of the slots,
+    `slots` is the address of int64 0, 1, ..., and `sums` that of float32 for every row and all
+    panels.
+    """
+
+    _fields_ = fields(
+        "rows values stride panels panel_bytes panel_count steps "
+        "output output_stride columns slots numbers weights groups sums sums_stride"
+    )
+
+
+@device
+def _score(scores: int, number: int) -> Any:
+    """The score of an expert; one that is no number is the worst."""
+    score = load_float(scores + number * 4)
+    return -_INFINITY if math.isnan(score) else score
+
+
+@device
+def _next_best(scores: int, choices: int, score: Any, number: int) -> int:
+    """The best expert behind the one that has this number and score; equals follow in order."""
+    best, found = -_INFINITY, -1
+    for other in range(choices):
+        value = _score(scores, other)
+        behind = value < score or (value == score and other > number)
+        if behind and (found < 0 or value > best):
+            best, found = value, other
+    return found
+
+
+@device
+def _sum_of_powers(scores: int, choices: int, largest: Any) -> Any:
+    """Of e ** (score - largest) over all experts."""
+    sums = broadcast(0.0)
+    for begin in range(0, choices, LANES):
+        scaled = subtract(load_numbers(_FLOAT32, scores + begin * 4), broadcast(largest))
+        sums = add(sums, keep(exp(scaled), 0, choices - begin, 0.0))
+    return total(sums)
+
+
+@device
+def _power(exponent: Any) -> Any:
+    return first(exp(broadcast(exponent)))
+
+
+@device
+def _route_row(arguments: Any, row: int) -> None:
+    scores = arguments.scores + row * arguments.stride
+    begin = row * (arguments.chosen + arguments.shared)
+    taken, factors = arguments.taken + begin * 8, arguments.factors + begin * 4
+    score, number = _INFINITY, -1
+    largest, chosen = score, 0.0
+    for place in range(arguments.chosen):
+        number = _next_best(scores, arguments.choices, score, number)
+        score = _score(scores, number)
+        if place == 0:
+            largest = score
+        power = _power(score - largest)
+        chosen += power
+        store_int64(taken + place * 8, number)
+        store_float(factors + place * 4, power)
+    divisor = chosen
+    if not arguments.renormalized:
+        divisor = _sum_of_powers(scores, arguments.choices, largest)
+    for place in range(arguments.chosen):
+        store_float(factors + place * 4, load_float(factors + place * 4) / divisor)
+    for index in range(arguments.shared):
+        place = arguments.chosen + index
+        opened = load_float(scores + arguments.choices * 4)
+        store_int64(taken + place * 8, arguments.choices + index)
+        store_float(factors + place * 4, 1.0 / (1.0 + _power(-opened)))
+
+
+@device
+def run_route(arguments: Any) -> None:
+    """Takes rows until there are none left."""
+    row, last = next_tasks(arguments, arguments.rows)
+    while row < last:
+        _route_row(arguments, row)
+        row += 1
+        if row == last:
+            row, last = next_tasks(arguments, arguments.rows)
+
+
+@device
+def _write_groups(arguments: Any) -> None:
+    """The groups, from the slots of each expert that precede its `ends`."""
+    count, begin = 0, 0
+    for expert in range(arguments.experts):
+        end = load_int64(arguments.ends + expert * 8)
+        parts = -(-(end - begin) // _GROUP_ROWS)
+        for part in range(parts):
+            entry = arguments.groups + 8 + count * _GROUP_BYTES
+            store_int64(entry, expert)
+            store_int64(entry + 8, begin + (end - begin) * part // parts)
+            store_int64(entry + 16, begin + (end - begin) * (part + 1) // parts)
+            count += 1
+        begin = end
+    store_int64(arguments.groups, count)
+
+
+@device
+def run_sort(arguments: Any) -> None:
+    """Whichever thread comes first does it all: a counting sort."""
+    if next_task(arguments) > 0:
+        return
+    entries, ends = arguments.rows * arguments.each, arguments.ends
+    for expert in range(arguments.experts):
+        store_int64(ends + expert * 8, 0)
+    for entry in range(entries):
+        place = ends + load_int64(arguments.taken + entry * 8) * 8
+        store_int64(place, load_int64(place) + 1)
+    for expert in range(1, arguments.experts):
+        place = ends + expert * 8
+        store_int64(place, load_int64(place - 8) + load_int64(place))
+    _write_groups(arguments)
+    for entry in range(entries - 1, -1, -1):
+        place = ends + load_int64(arguments.taken + entry * 8) * 8
+        slot = load_int64(place) - 1
+        store_int64(place, slot)
+        store_int64(arguments.numbers + slot * 8, entry // arguments.each)
+        store_float(arguments.weights + slot * 4, load_float(arguments.factors + entry * 4))
+
+
+@device
+def _multiply(
+    form: Any, weights: Any, arguments: Any, numbers: int, rows: int, place: int, sums: int
+) -> None:
+    """Rows with these numbers times one panel: the one place that has the loops of the product."""
+    values, stride, steps = arguments.values, arguments.stride, arguments.steps
+    scattered_product(form, weights, rows, values, stride, numbers, place, steps, sums)
+
+
+@device
+def run_gates(form: Any, weights: Any, arguments: Any) -> None:
+    """Takes panels of groups until there are none left."""
+    sums = sums_of_a_tile()
+    tasks = load_int64(arguments.groups) * arguments.panel_count
+    task, last = next_tasks(arguments, tasks)
+    while task < last:
+        group, panel = divmod(task, arguments.panel_count)
+        entry = arguments.groups + 8 + group * _GROUP_BYTES
+        place = load_int64(entry) * arguments.panel_count + panel
+        begin, end = load_int64(entry + 8), load_int64(entry + 16)
+        tiles = -(-(end - begin) // TILE_ROWS)
+        for tile in range(tiles):
+            slot = begin + (end - begin) * tile // tiles
+            behind = begin + (end - begin) * (tile + 1) // tiles
+            numbers, panels = arguments.numbers + slot * 8, arguments.panels
+            panels += place * arguments.panel_bytes
+            _multiply(form, weights, arguments, numbers, behind - slot, panels, sums)
+            for row in range(slot, behind):
+                write_row(form, arguments, panel, sums + (row - slot) * PANEL * 4, row)
+        task += 1
+        if task == last:
+            task, last = next_tasks(arguments, tasks)
+
+
+@device
+def _add_slot(arguments: Any, panel: int, slot: int, sums: int) -> None:
+    """Adds a slot's outputs, weighted, to its row's."""
+    row = load_int64(arguments.numbers + slot * 8)
+    weight = broadcast(load_float(arguments.weights + slot * 4))
+    target = arguments.sums + row * arguments.sums_stride + panel * PANEL * 4
+    for vector in range(PANEL_VECTORS):
+        place = vector * LANES * 4
+        added = multiply_add(load_floats(sums + place), weight, load_floats(target + place))
+        store_floats(target + place, added)
+
+
+@device
+def _add_group(
+    form: Any, weights: Any, arguments: Any, entry: int, task: int, last: int, sums: int
+) -> None:
+    """The slots of one group, for the panels `task` .. `last` - 1."""
+    begin, end = load_int64(entry + 8), load_int64(entry + 16)
+    tiles = -(-(end - begin) // TILE_ROWS)
+    for panel in range(task, last):
+        place = load_int64(entry) * arguments.panel_count + panel
+        panels = arguments.panels + place * arguments.panel_bytes
+        for tile in range(tiles):
+            slot = begin + (end - begin) * tile // tiles
+            behind = begin + (end - begin) * (tile + 1) // tiles
+            slots = arguments.slots + slot * 8
+            _multiply(form, weights, arguments, slots, behind - slot, panels, sums)
+            for each in range(slot, behind):
+                _add_slot(arguments, panel, each, sums + (each - slot) * PANEL * 4)
+
+
+@device
+def _write_sums(form: Any, arguments: Any, task: int, last: int) -> None:
+    for row in range(arguments.rows):
+        source = arguments.sums + row * arguments.sums_stride
+        output = arguments.output + row * arguments.output_stride
+        for begin in range(task * PANEL, last * PANEL, LANES):
+            vector = load_floats(source + begin * 4)
+            store(form, output + begin * form.itemsize, vector, arguments.columns - begin)
+
+
+@device
+def run_sums(form: Any, weights: Any, arguments: Any) -> None:
+    """Takes panels until there are none left."""
+    sums = sums_of_a_tile()
+    task, last = next_tasks(arguments, arguments.panel_count)
+    while task < last:
+        for row in range(arguments.rows):
+            target = arguments.sums + row * arguments.sums_stride
+            for begin in range(task * PANEL, last * PANEL, LANES):
+                store_floats(target + begin * 4, broadcast(0.0))
+        for group in range(load_int64(arguments.groups)):
+            entry = arguments.groups + 8 + group * _GROUP_BYTES
+            _add_group(form, weights, arguments, entry, task, last, sums)
+        _write_sums(form, arguments, task, last)
+        task, last = next_tasks(arguments, arguments.panel_count)
+
+
+@functools.cache
+def _route_kernel() -> Kernel:
+    """The compiled routing."""
+
+    def route_kernel(pointer: Any) -> None:
+        run_route(carray(pointer, 1)[0])
+
+    return Kernel(route_kernel, RouteArguments)
+
+
+@functools.cache
+def _sort_kernel() -> Kernel:
+    """The compiled sorting."""
+
+    def sort_kernel(pointer: Any) -> None:
+        run_sort(carray(pointer, 1)[0])
+
+    return Kernel(sort_kernel, SortArguments)
+
+
+@functools.cache
+def _gates_kernel(form: Format, weights: Weights) -> Kernel:
+    """The compiled first products for values in `form`."""
+
+    def gates_kernel(pointer: Any) -> None:
+        run_gates(form, weights, carray(pointer, 1)[0])
+
+    return Kernel(gates_kernel, GatesArguments)
+
+
+@functools.cache
+def _sums_kernel(form: Format, weights: Weights) -> Kernel:
+    """The compiled second products for values in `form`."""
+
+    def sums_kernel(pointer: Any) -> None:
+        run_sums(form, weights, carray(pointer, 1)[0])
+
+    return Kernel(sums_kernel, SumsArguments)
+
+
+def _call(kernel: Kernel, record: type[ctypes.Structure], **values: int) -> None:
+    names = [field[0] for field in record._fields_[4:]]  # behind those that every record has
+    kernel(torch.get_num_threads(), *(values[name] for name in names))
+
+
+@dataclass(frozen=True)
+class Panels:
+    """A matrix of all experts: [experts, panels of one, ...]."""
+
+    weights: Weights
+    panels: Tensor
+
+    @classmethod
+    def of(cls, experts: Experts, matrix: Matrix, *, gates: bool) -> "Panels":
+        """Packed one by one; `gates`: as `cpu_linear` packs gates and their values."""
+        panels: Tensor | None = None
+        for number, part in enumerate(experts.parts(matrix)):
+            if gates:
+                order = interleaved(torch.arange(part.shape[0]))
+                part = part.rows(order) if isinstance(part, Quantized) else part[order]
+            own = packed_groups(part) if isinstance(part, Quantized) else packed(part)
+            if panels is None:
+                panels = arena.room((experts.count, *own.shape), own.dtype)
+            panels[number] = own
+        assert panels is not None
+        return cls(Weights(matrix.bits) if isinstance(matrix, Quantized) else Weights.PLAIN, panels)
+
+    def arguments(self, values: Tensor) -> dict[str, int]:
+        """Of a product with such rows."""
+        count, steps = self.panels.shape[1:3]
+        return {
+            "values": values.data_ptr(),
+            "stride": _stride(values),
+            "panels": self.panels.data_ptr(),
+            "panel_bytes": self.panels[0].nbytes // count,
+            "panel_count": count,
+            "steps": steps,
+        }
+
+
+def _stride(rows: Tensor) -> int:
+    return rows.stride(0) * rows.element_size()
+
+
+class PackedExperts:
+    """`reference.experts` over packed weights."""
+
+    def __init__(self, experts: Experts) -> None:
+        self.routing, self.choices, self.count = experts.routing, experts.choices, experts.count
+        self.inner_size, self.size = experts.down.shape[1], experts.router.shape[1]
+        self.router = PackedLinear(experts.router, None, Epilogue.WIDE)
+        self.gates = Panels.of(experts, experts.gate_up, gates=True)
+        self.sums = Panels.of(experts, experts.down, gates=False)
+
+    @property
+    def kinds(self) -> set[Weights]:
+        """How the matrices are packed."""
+        return {self.gates.weights, self.sums.weights}
+
+    def __call__(self, values: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """[T, size] -> [T, size]; no adapter changes it."""
+        values, form, rows = values.contiguous(), FORMATS[values.dtype], len(values)
+        room, output = Room(self, rows, values.dtype), torch.empty_like(values)
+        room.scores[:, : self.router.columns] = self.router(values)
+        _call(_route_kernel(), RouteArguments, rows=rows, **room.route())
+        _call(_sort_kernel(), SortArguments, rows=rows, **room.sort())
+        if self.gates.weights.grouped:
+            values = cpu_layers.quantized(values)
+        _call(_gates_kernel(form, self.gates.weights), GatesArguments, **room.gates(values))
+        inner = cpu_layers.quantized(room.inner) if self.sums.weights.grouped else room.inner
+        sums = room.sums(inner, output)
+        _call(_sums_kernel(form, self.sums.weights), SumsArguments, rows=rows, **sums)
+        return output
+
+
+class Room:
+    """Where up to `rows` rows are on their way through experts, and what the stages are told."""
+
+    def __init__(self, experts: PackedExperts, rows: int, dtype: torch.dtype) -> None:
+        self._experts = experts
+        slots = rows * experts.routing.taken
+        columns = experts.router.columns
+        self.scores = torch.empty(rows, columns + -columns % LANES)
+        self.taken = torch.empty(slots, dtype=torch.int64)
+        self.factors, self.weights = torch.empty(slots), torch.empty(slots)
+        self.ends = torch.empty(experts.count, dtype=torch.int64)
+        self.numbers, self.slots = torch.empty_like(self.taken), torch.arange(slots)
+        most = slots // _GROUP_ROWS + min(slots, experts.count)
+        self.groups = torch.empty(1 + most * _GROUP_BYTES // 8, dtype=torch.int64)
+        self.inner = torch.empty(slots, experts.inner_size, dtype=dtype)
+        self.totals = torch.empty(rows, experts.sums.panels.shape[1] * PANEL)
+
+    def route(self) -> dict[str, int]:
+        """`RouteArguments` without the number of rows."""
+        routing = self._experts.routing
+        return {
+            "scores": self.scores.data_ptr(),
+            "stride": _stride(self.scores),
+            "choices": self._experts.choices,
+            "chosen": routing.chosen,
+            "shared": routing.shared,
+            "renormalized": routing.renormalized,
+            "taken": self.taken.data_ptr(),
+            "factors": self.factors.data_ptr(),
+        }
+
+    def sort(self) -> dict[str, int]:
+        """`SortArguments` without the number of rows."""
+        return {
+            "taken": self.taken.data_ptr(),
+            "factors": self.factors.data_ptr(),
+            "each": self._experts.routing.taken,
+            "experts": self._experts.count,
+            "ends": self.ends.data_ptr(),
+            "numbers": self.numbers.data_ptr(),
+            "weights": self.weights.data_ptr(),
+            "groups": self.groups.data_ptr(),
+        }
+
+    def gates(self, values: Tensor) -> dict[str, int]:
+        """`GatesArguments`, of rows as the matrices want them."""
+        return {
+            **self._experts.gates.arguments(values),
+            "bias": 0,
+            "epilogue": Epilogue.GATE,
+            "output": self.inner.data_ptr(),
+            "output_stride": _stride(self.inner),
+            "columns": self._experts.inner_size,
+            "numbers": self.numbers.data_ptr(),
+            "groups": self.groups.data_ptr(),
+        }
+
+    def sums(self, inner: Tensor, output: Tensor) -> dict[str, int]:
+        """`SumsArguments` without the number of rows, of slots as the matrices want them."""
+        return {
+            **self._experts.sums.arguments(inner),
+            "output": output.data_ptr(),
+            "output_stride": _stride(output),
+            "columns": self._experts.size,
+            "slots": self.slots.data_ptr(),
+            "numbers": self.numbers.data_ptr(),
+            "weights": self.weights.data_ptr(),
+            "groups": self.groups.data_ptr(),
+            "sums": self.totals.data_ptr(),
+            "sums_stride": _stride(self.totals),
+        }
+
+
+def experts(weights: Experts) -> Layer:
+    """`reference.experts`, packed where the matrices can be."""
+    gate_up, down = next(weights.parts(weights.gate_up)), next(weights.parts(weights.down))
+    packable = (
+        is_packable(weights.router, Epilogue.WIDE)
+        and is_packable(gate_up, Epilogue.GATE)
+        and is_packable(down, Epilogue.ROUND)
+    )
+    return PackedExperts(weights) if packable else reference.experts(weights)

@@ -1,0 +1,118 @@
+"""Packed experts against `reference.experts`, and their promise of equal bits."""
+
+import random
+
+import pytest
+import torch
+
+from pagefleet_kernels import cpu_experts, cpu_linear, reference
+from pagefleet_kernels.cpu_experts import PackedExperts
+from pagefleet_kernels.experts import Experts, Routing
+from tests.unit.kernels.expert_case import double, random_experts
+from tests.unit.kernels.paged_case import fresh_seed
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+ROUTINGS = pytest.mark.parametrize(
+    ("choices", "routing"),
+    [
+        (5, Routing(1, renormalized=False)),
+        (33, Routing(4, renormalized=True)),
+        (17, Routing(3, renormalized=False, shared=2)),
+        (4, Routing(4, renormalized=True)),
+    ],
+)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(fresh_seed())
+
+
+@DTYPES
+@ROUTINGS
+def test_outputs_are_those_of_float64(dtype, choices, routing):
+    experts = random_experts(choices, routing, 72, 48, dtype)
+    layer, exact = cpu_experts.experts(experts), reference.experts(double(experts))
+    assert isinstance(layer, PackedExperts)
+    error = 1e-5 if dtype is torch.float32 else 2**-6
+    for count in (1, 2, 13, 150):
+        values = torch.randn(count, 72).to(dtype)
+        found = layer(values)
+        torch.testing.assert_close(found.double(), exact(values.double()), atol=error, rtol=error)
+
+
+@DTYPES
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantized_experts_are_quantized_layers_weighted(dtype, bits):
+    """Each expert's outputs are those of dense layers, to the bit before they are added up."""
+    experts = random_experts(9, Routing(3, renormalized=True, shared=1), 64, 96, dtype, bits)
+    gates = [cpu_linear.gated(part) for part in experts.parts(experts.gate_up)]
+    downs = [cpu_linear.head(part) for part in experts.parts(experts.down)]
+    values = torch.randn(40, 64).to(dtype)
+    scores = cpu_linear.head(experts.router)(values)
+    expected = torch.zeros(40, 64)
+    taken, factors = reference.route(scores, experts.routing)
+    for row, (numbers, weights) in enumerate(zip(taken, factors, strict=True)):
+        for number, weight in zip(numbers, weights, strict=True):
+            expected[row] += weight * downs[number](gates[number](values[row : row + 1]))[0]
+    found = cpu_experts.experts(experts)(values)
+    torch.testing.assert_close(found, expected.to(dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("bits", [0, 8])
+def test_a_row_has_the_same_bits_in_every_batch_on_any_threads(dtype, bits):
+    experts = random_experts(6, Routing(2, renormalized=True), 64, 32, dtype, bits)
+    layer, before = cpu_experts.experts(experts), torch.get_num_threads()
+    values = torch.randn(300, 64).to(dtype)
+    alone = torch.cat([layer(row) for row in values.split(1)])
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            for _ in range(8):
+                begin = random.randrange(300)
+                end = random.randint(begin + 1, 300)
+                assert torch.equal(layer(values[begin:end]), alone[begin:end])
+    finally:
+        torch.set_num_threads(before)
+
+
+@DTYPES
+def test_one_expert_may_get_all_rows(dtype):
+    experts = random_experts(8, Routing(1, renormalized=True), 64, 32, dtype)
+    experts.router[3] = 100
+    values = torch.rand(250, 64).to(dtype)
+    gate, down = (list(experts.parts(each))[3] for each in (experts.gate_up, experts.down))
+    expected = cpu_linear.linear(down)(cpu_linear.gated(gate)(values))
+    assert torch.equal(cpu_experts.experts(experts)(values), expected)
+
+
+def test_of_equal_scores_the_first_are_taken():
+    experts = random_experts(40, Routing(3, renormalized=True), 32, 16, torch.float32)
+    experts.router.zero_()
+    parts = [list(experts.parts(each))[:3] for each in (experts.gate_up, experts.down)]
+    gate_up, down = (torch.cat(part) for part in parts)
+    three = Experts(experts.router[:3], gate_up, down, experts.routing)
+    values = torch.randn(20, 32)
+    assert torch.equal(cpu_experts.experts(experts)(values), cpu_experts.experts(three)(values))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_row_that_is_no_number_stays_one_and_alone(bad):
+    experts = random_experts(6, Routing(2, renormalized=False), 32, 16, torch.float32)
+    layer, values = cpu_experts.experts(experts), torch.randn(30, 32)
+    expected = layer(values)
+    values[7, 3] = bad
+    found = layer(values)
+    assert found[7].isnan().any()
+    others = torch.arange(30) != 7
+    assert torch.equal(found[others], expected[others])
+
+
+def test_what_cannot_be_packed_goes_to_torch():
+    experts = random_experts(4, Routing(2, renormalized=True), 32, 12, torch.float32)
+    layer = cpu_experts.experts(experts)
+    assert not isinstance(layer, PackedExperts)
+    values = torch.randn(5, 32)
+    assert torch.equal(layer(values), reference.experts(experts)(values))
