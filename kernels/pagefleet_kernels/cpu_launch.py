@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from llvmlite import binding
 from numba import types
+from numba.core import registry
 
 from pagefleet_kernels import cpu_store
 from pagefleet_kernels.cpu_ir import (
@@ -132,6 +133,7 @@ def _compile(function: Callable[[Any], None], record: type[ctypes.Structure]) ->
 
 def _load(machine_code: bytes) -> Any:
     """What holds the code in memory; one for each kernel, as symbols of two may be the same."""
+    registry.cpu_target.target_context.refresh()  # or addresses of what it calls would be zeros
     machine = binding.Target.from_default_triple().create_target_machine(jit=True)
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
     engine.add_object_file(binding.ObjectFileRef.from_data(machine_code))

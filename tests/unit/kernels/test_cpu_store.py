@@ -24,10 +24,13 @@ from tests.unit.launcher.conftest import wait_until
 PACKAGE = "pagefleet_kernels"
 
 COMPILE = """
+import torch
 from numba.core.event import install_recorder
-from pagefleet_kernels import cpu_ir, cpu_layers
+from pagefleet_kernels import cpu_layers, reference
+values, weight = torch.randn(3, 25), torch.randn(25)
 with install_recorder("numba:compile") as compilations:
-    cpu_layers._gate_kernel(cpu_ir.Format.BFLOAT16)
+    normed = cpu_layers.rms_norm(values, weight, 1e-6)
+torch.testing.assert_close(normed, reference.rms_norm(values, weight, 1e-6))
 print(len(compilations.buffer))
 """
 
@@ -103,7 +106,7 @@ def test_a_change_in_any_source_makes_new_code(cache, kernels, tmp_path):
 def test_of_processes_that_need_a_kernel_at_once_one_compiles_it(cache, kernels, tmp_path):
     """The others wait for its file, and use what is in it then."""
     shutil.copytree(cache, tmp_path, dirs_exist_ok=True)
-    [kept] = tmp_path.rglob("compiled_gate-*")
+    [kept] = tmp_path.rglob("compiled_norm-*")
     code = kept.read_bytes()
     with kept.open("w+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
