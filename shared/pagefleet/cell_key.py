@@ -1,15 +1,15 @@
 """The key of a cell: one file, which is on every machine of it and nowhere else.
 
-Processes of a cell that are on several machines talk over CURVE (gate.py), in which each end has a
-key pair. Both pairs are derived from the file's 32 random bytes, the hub's and the one that all
-peers share, by hashes with different names, so that neither tells of the other or of the file. Then
-a peer knows which hub it must meet, the hub knows the only key that it lets in, and whoever sets a
-cell up has one thing to do: copy the file.
+Processes of a cell on several machines talk over CURVE (gate.py), in which each end has a key pair.
+The hub's pair, and the one that all peers share, are derived from the file's 32 random bytes by
+hashes with different names, so that neither reveals the other or the file. So a peer knows which
+hub it must meet, the hub knows the only key that it admits, and whoever sets up a cell has one
+thing to do: copy the file.
 
-Who holds the file is of the cell, and can speak for every part of it. Who does not cannot join,
-listen, or stand in between; and who steals it cannot read what went over the network before,
-because each connection has keys of its own too, which are gone when it ends. Against a theft helps
-a new file, with which all of the cell is started again.
+Whoever has the file belongs to the cell, and can speak for every part of it. Whoever has not cannot
+join, listen, or stand in between. Whoever steals it cannot read what went over the network before,
+because each connection also has fresh keys, which are gone when it ends. After a theft, make a new
+file, and start the whole cell again with it.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _LINE = re.compile(r"pagefleet cell key ([0-9a-f]{64})\n")
 
 
 class CellKeyError(ValueError):
-    """A file of a key that cannot be used, or made; says why."""
+    """A key file that cannot be used or made; says why."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,12 +47,12 @@ class CellKey:
 
     @property
     def resumption(self) -> bytes:
-        """What gateways sign the ids with by which clients resume their streams (32 bytes)."""
+        """The key with which gateways sign the ids that resume streams (32 bytes)."""
         return self._derived(b"pagefleet resume")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The key in a file that nobody else can read.
+        """The key in a file that no other user can read.
 
         As with keys of PostgreSQL, a file of root's may be read by its group too.
 

@@ -1,20 +1,20 @@
-"""Addresses at which the services of a cell meet: which may be used, and which not."""
+"""Addresses at which the services of a cell meet, and which of them are allowed."""
 
 import os
 from urllib.parse import urlsplit
 
 from pagefleet.cell_key import CellKey
 
-_MAX_IPC_PATH = 107
-"""Bytes, without the terminating zero: `sun_path` in unix(7)."""
+MAX_SOCKET_PATH = 107
+"""Bytes of a Unix socket's path, without the terminating zero: `sun_path` in unix(7)."""
 
 
 class EndpointError(Exception):
-    """An address that will not be listened on or connected to; says why."""
+    """An address that cannot or must not be used; says why."""
 
 
 def check_endpoint(endpoint: str, key: CellKey | None = None) -> str:
-    """Return `endpoint` if traffic to it stays on this machine, or is under a key.
+    """Return `endpoint` if traffic to it stays on this machine, or there is a key.
 
     Raises:
         EndpointError: neither is so, or it is no address.
@@ -45,9 +45,9 @@ def is_local(endpoint: str) -> bool:
             f"{endpoint}: a Unix socket without a file has no folder that would keep other users "
             "of this machine out; name a path"
         )
-    if not path or len(os.fsencode(path)) > _MAX_IPC_PATH:
+    if not path or len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise EndpointError(
-            f"{endpoint}: a Unix socket's path has 1 to {_MAX_IPC_PATH} bytes; choose a shorter "
+            f"{endpoint}: a Unix socket's path has 1 to {MAX_SOCKET_PATH} bytes; choose a shorter "
             "folder"
         )
     return True

@@ -1,21 +1,21 @@
 """Fault points: named places in the code where a test can make things go wrong.
 
 They are off unless the environment variable `PAGEFLEET_FAULTS` holds a schedule when the process
-starts; then each rule of it that strikes says so in the log, for the test to see. A schedule is
+starts; each rule that strikes is logged, for the test to see. A schedule is
 
     POINT:ACTION[=ARGUMENT][@NUMBER | %SHARE] ; ... [; seed=NUMBER]
 
 `worker.step:sleep=5@10` sleeps for 5 s when the tenth step begins; `peer.send:drop%0.01` drops one
-in a hundred messages, the same ones for the same seed. Without a number or a share a rule strikes
+message in a hundred, the same ones with the same seed. A rule without a number or a share strikes
 every time.
 
 | action | what happens at the point |
 | --- | --- |
 | raise | `InjectedFault` |
-| sleep=S | nothing, for S seconds |
+| sleep=S | the thread sleeps for S seconds |
 | exit=N | the process ends at once, with status N |
-| drop, repeat | a message is not sent, or sent twice |
-| corrupt | one byte of a message, or the value that is computed there, is wrong |
+| drop, repeat | a message is not sent, or is sent twice |
+| corrupt | one byte of a message, or the value that is computed there, becomes wrong |
 """
 
 import logging
@@ -53,13 +53,13 @@ class Rule:
     action: str
     argument: float
     number: int | None
-    """Strikes at this pass only, counted from 1."""
+    """The only pass at which it strikes, counted from 1."""
     share: float
-    """Otherwise at each pass with this probability."""
+    """Without a number: the probability of striking, at each pass."""
     passes: int = 0
 
     def strikes(self, draw: random.Random) -> bool:
-        """Count a pass; whether it is one that goes wrong."""
+        """Count a pass; returns whether something goes wrong at it."""
         self.passes += 1
         if self.number is not None:
             return self.passes == self.number
@@ -98,7 +98,7 @@ class Schedule:
             self.rules.setdefault(match["point"], []).append(rule)
 
     def reach(self, point: str) -> None:
-        """Pass a point where only time and control can go wrong.
+        """Pass a point where only time and the flow of control can go wrong.
 
         Raises:
             InjectedFault: a rule says so.
@@ -107,7 +107,7 @@ class Schedule:
             pass
 
     def corrupts(self, point: str) -> bool:
-        """Pass a point where a value is computed: whether it is to be wrong.
+        """Pass a point where a value is computed; returns whether to make it wrong.
 
         Raises:
             InjectedFault: a rule says so.
@@ -115,7 +115,7 @@ class Schedule:
         return any(rule.action == "corrupt" for rule in self._struck(point))
 
     def passing(self, point: str, frame: bytes) -> list[bytes]:
-        """Pass a point where a message is sent: what is sent instead.
+        """Pass a point where a message is sent; returns the frames to send.
 
         Raises:
             InjectedFault: a rule says so.

@@ -1,22 +1,22 @@
 """Who gets in from other machines: CURVE at the hub's TCP sockets, and a list of one allowed key.
 
-CURVE (libzmq's, rfc.zeromq.org/spec/26: X25519 and XSalsa20-Poly1305, with keys of their own for
-each connection) encrypts and authenticates every frame. A client that does not know the hub's
-public key gets no further than its first command, nor does one that speaks an older protocol or no
-mechanism. A frame that was changed, repeated, or taken from another connection ends its connection.
+CURVE (libzmq's, rfc.zeromq.org/spec/26: X25519 and XSalsa20-Poly1305, with fresh keys for each
+connection) encrypts and authenticates every frame. A client that does not know the hub's public key
+gets no further than its first command, nor does one that speaks an older protocol or no mechanism.
+A frame that was changed, repeated, or taken from another connection ends its connection.
 
-But CURVE alone lets in whatever key a client has. Libzmq asks a handler in the same process, at an
-address that is fixed (ZAP, rfc.zeromq.org/spec/27), and the only key that this one lets in is that
-of the cell's peers. Where nobody answers there, nobody gets in (ZAP_ENFORCE_DOMAIN).
+But CURVE alone admits a client with any key. So libzmq asks a handler in the same process, at a
+fixed address (ZAP, rfc.zeromq.org/spec/27), and the handler here admits only the key of the cell's
+peers. If no handler answers, nobody gets in (ZAP_ENFORCE_DOMAIN).
 
-Both are settings of a socket as it begins to listen, so that one socket listens behind the gate at
-TCP and without it at a Unix socket, which its folder guards.
+Both are settings that a socket has when it begins to listen. So one socket can listen behind the
+gate at TCP and without it at a Unix address, which is guarded by its folder.
 
-What a stranger can do still: open connections, each of which is closed within `HANDSHAKE_MS`, keep
-libzmq's thread busy with them, and have it hold what they send in that time; against a crowd helps
-only a filter of the network's. A thread of its own answers libzmq and hears what became of
-connections, so that no peer waits for the scheduler, nor it for strangers, and writes one line in
-`QUIET_SECONDS` about those that were refused.
+What a stranger can still do: open connections, each of which is closed within `HANDSHAKE_MS`, keep
+libzmq's thread busy with them, and make it hold what they send in that time; against a crowd only a
+filter in the network helps. A thread of its own answers libzmq and hears what became of
+connections, so that no peer waits for the scheduler, and the scheduler for no stranger. Every
+`QUIET_SECONDS` at most it logs how many were refused.
 """
 
 import logging
@@ -36,10 +36,10 @@ from pagefleet.cell_key import CellKey
 log = logging.getLogger(__name__)
 
 HANDSHAKE_MS = 3000
-"""That a connection has to show that it belongs here."""
+"""Time that a connection has to show that it belongs here."""
 
 QUIET_SECONDS = 60.0
-"""Between two lines of the log about connections that were refused."""
+"""Time between two lines of the log about connections that were refused."""
 
 HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -54,7 +54,7 @@ _Socket: TypeAlias = "zmq.Socket[bytes]"
 
 
 class Gate(threading.Thread):
-    """Stands before the hubs of a context at TCP; to be started once all of them listen."""
+    """Guards the TCP addresses of a context's hubs; to be started once all of them listen."""
 
     def __init__(self, key: CellKey, context: _Context) -> None:
         super().__init__(name="gate", daemon=True)
@@ -64,12 +64,12 @@ class Gate(threading.Thread):
         self._zap.setsockopt(zmq.LINGER, 0)
         self._zap.bind(_ZAP_ADDRESS)
         self._monitors: list[_Socket] = []
-        """They tell of connections that were refused."""
+        """They report connections that were refused."""
         self._woken, self._waker = socket.socketpair()
         self._refused, self._due = 0, 0.0
 
     def guard(self, hub: _Socket) -> None:
-        """Put all that a socket listens at from now on behind the gate; what it does, is before."""
+        """Guard all addresses at which a socket listens from now on, but no earlier ones."""
         hub.setsockopt(zmq.CURVE_SERVER, 1)
         hub.setsockopt(zmq.CURVE_SECRETKEY, z85.encode(self.key.hub))
         hub.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
@@ -77,7 +77,7 @@ class Gate(threading.Thread):
         self._monitors.append(watch(hub))
 
     def run(self) -> None:
-        """The thread's body: until it is closed."""
+        """The thread's body; returns when the gate is closed."""
         poller = zmq.Poller()
         for readable in (self._woken, self._zap, *self._monitors):
             poller.register(readable, zmq.POLLIN)
@@ -94,7 +94,7 @@ class Gate(threading.Thread):
             self._tell(time.monotonic())
 
     def close(self) -> None:
-        """Let nobody in any more; the hubs are to be closed before."""
+        """Let nobody in any more; the hubs must be closed before."""
         self._waker.send(b"\0")
         if self.is_alive():
             self.join()
@@ -105,7 +105,7 @@ class Gate(threading.Thread):
         self._waker.close()
 
     def _answer(self, version: bytes, number: bytes, *asked: bytes) -> list[bytes]:
-        """Whether one who knows the hub's key has that of the peers."""
+        """Libzmq's question whether to admit a client, answered by its key."""
         _domain, _address, _identity, mechanism, *credentials = asked
         knows = mechanism == b"CURVE" and credentials == [z85.decode(self._allowed)]
         status = [b"200", b"OK", b"peer"] if knows else [b"400", b"another key", b""]
@@ -133,9 +133,9 @@ def public_key(secret: bytes) -> bytes:
 
 
 def watch(watched: _Socket, events: int = 0) -> _Socket:
-    """A socket that tells of refused handshakes of another one, and of other `events`.
+    """A socket that reports refused handshakes of another one, and other `events`.
 
-    It takes any number of them: were there a limit, libzmq would wait at it for the reader, and all
+    Any number of reports may wait in it: at a limit libzmq would wait for the reader, and all
     connections with it.
     """
     address = f"inproc://{os.urandom(16).hex()}"

@@ -1,5 +1,5 @@
-"""Which machine and which process this is, so that a peer's death can be seen at once, and how much
-of the machine it may use.
+"""Which machine and process this is, so that others see its death at once; and how much of the
+machine it may use.
 """
 
 import contextlib
@@ -11,13 +11,13 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def host_id() -> str:
-    """Equal for two processes exactly if one can watch the other by its pid."""
+    """A name that two processes share exactly if one can watch the other by its pid."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def start_time(pid: int) -> int:
-    """When a process started, in kernel ticks since boot: tells it from a later one of its pid.
+    """When a process started, in kernel ticks since boot: a later one with its pid differs.
 
     Raises:
         ProcessLookupError: there is no such process.
@@ -30,8 +30,8 @@ def start_time(pid: int) -> int:
 
 
 def usable_cores() -> int:
-    """How many cores this process may compute on: those it is bound to (sched_setaffinity(2)), or
-    fewer if its container has a quota of their time.
+    """How many cores this process may use: those it is bound to (sched_setaffinity(2)), or fewer if
+    its container has a quota of CPU time.
     """
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     own = next((line[3:] for line in lines if line.startswith("0::")), "/")
@@ -40,9 +40,9 @@ def usable_cores() -> int:
 
 
 def cores_of_quota(cgroup: Path) -> float:
-    """The time of cores that a control group and those around it leave a process, per time.
+    """How many cores' time a control group, and those around it, allow a process.
 
-    Infinite without a quota (cgroup v2's `cpu.max`: microseconds, or `max`, and their period).
+    Infinite without a quota (cgroup v2's `cpu.max`: microseconds, or `max`, per period).
     """
     quotas = [math.inf]
     for folder in (cgroup, *cgroup.parents):

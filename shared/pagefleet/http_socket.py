@@ -1,4 +1,4 @@
-"""The socket that HTTP clients connect to: made, or inherited from whoever holds it for longer."""
+"""The socket that HTTP clients connect to: made here, or inherited from a supervisor."""
 
 import errno
 import socket
@@ -6,21 +6,21 @@ import socket
 from pagefleet.settings import GatewaySettings
 
 _BACKLOG = 2048
-"""Connections that wait to be accepted: while a gateway starts again, they all do."""
+"""Connections that may wait to be accepted: while a gateway starts again, all do."""
 
 
 class HttpSocketError(Exception):
-    """A socket that cannot be had; says why."""
+    """There is no such socket, or it cannot be made; says why."""
 
 
 def http_socket(settings: GatewaySettings) -> socket.socket:
-    """A socket that listens at the settings' host and port, or the one that they name by `fd`.
+    """A socket that listens at the settings' host and port, or the inherited one named by `fd`.
 
-    It knows that its protocol is TCP: asyncio switches Nagle's algorithm off only then, and with it
-    every second small write waits 40 ms.
+    Python finds out that its protocol is TCP. Only then does asyncio switch off Nagle's algorithm,
+    with which every second small write waits 40 ms.
 
     Raises:
-        HttpSocketError: it cannot be had.
+        HttpSocketError: it cannot be made, or is none.
     """
     host, port, fd = settings.host, settings.port, settings.fd
     if fd is None:

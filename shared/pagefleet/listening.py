@@ -1,12 +1,12 @@
-"""ZeroMQ sockets that listen at an address: alone, and where they are found.
+"""ZeroMQ sockets that listen at an address: alone, and where others find them.
 
-Libzmq takes the address of a Unix socket from whoever listens there, and does not see that the
-socket's file was deleted, as cleaners of /tmp do: then nobody new finds it. So the address is held
-by a lock on a file beside it (flock(2)), which the kernel lets go of however its holder ends; under
-the lock it is looked for a listener, in case the lock's file was deleted too; and once in a while
-the listener looks for the socket's file, and listens there again if it is gone. Only if both files
-were deleted can another process have come before it: then that one has the address, for who looks
-for it finds that one, and whoever had it before is told.
+Left to itself, libzmq takes the address of a Unix socket away from whoever listens there, and does
+not notice when the socket's file is deleted, as cleaners of /tmp do: then nobody new finds it. So
+the address is held by a lock on a file beside it (flock(2)), which the kernel releases however the
+holder ends. Whoever has the lock still checks that nobody listens, in case the lock's file was
+deleted too. And once in a while the listener looks for the socket's file, and listens there again
+if it is gone. Only if both files were deleted can another process have taken the address: then that
+one keeps it, because newcomers find that one, and the process that had it before is told.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class TakenError(EndpointError):
 
 
 class Listener:
-    """Has a socket listen at `endpoint`, in a folder that is made if it is a Unix socket's.
+    """Makes a socket listen at `endpoint`; for a Unix socket, makes its folder too.
 
     Raises:
         EndpointError: it is taken, or cannot be had.
@@ -49,10 +49,10 @@ class Listener:
         self._socket, self._endpoint = socket, endpoint
         self._look_due = 0.0
         self._trouble = ""
-        """Why it cannot be found, as it was said last."""
+        """Why it cannot be found, as it was logged last."""
         self._lock: int | None = None
         self._file: tuple[int, int] | None = None
-        """Device and inode of the Unix socket, while it listens there."""
+        """Device and inode of the Unix socket at which it listens."""
         if not endpoint.startswith("ipc://"):
             self._bind()
             return
@@ -66,7 +66,7 @@ class Listener:
     def stay_found(self, now: float) -> None:
         """Listen again at a Unix socket whose file is gone; to be called once in a while.
 
-        Whoever is connected stays so.
+        Connections stay as they are.
 
         Args:
             now: seconds on a monotonic clock.
@@ -92,7 +92,7 @@ class Listener:
             log.warning("%s was deleted; it is there again", self._endpoint)
 
     def close(self) -> None:
-        """Let go of the address, for a socket that is closed."""
+        """Release the address; the socket is closed."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -110,7 +110,7 @@ class Listener:
         self._file = _identity(self._path)
 
     def _hold(self) -> None:
-        """Hold the lock that is at its path now."""
+        """Hold the lock of the file that is at the lock's path now."""
         path = self._path.with_name(f"{self._path.name}.lock")
         if self._lock is not None and _identity(path) == _identity(self._lock):
             return
@@ -159,7 +159,7 @@ def _is_listened_at(path: Path) -> bool:
 
 
 def _identity(file: Path | int) -> tuple[int, int] | None:
-    """What tells a file from others, if there is one."""
+    """Device and inode of a file, if it is there."""
     with contextlib.suppress(OSError):
         about = os.stat(file)
         return about.st_dev, about.st_ino

@@ -1,4 +1,4 @@
-"""`--lora-modules`: the LoRA adapters that are served beside a model, as vLLM lets them be named.
+"""`--lora-modules`: the LoRA adapters that are served beside a model, in either form of vLLM's.
 
 sql=/adapters/sql,poet=/adapters/poet
 {"name": "sql", "path": "/adapters/sql"}, {"name": "poet", "path": "/adapters/poet"}
@@ -31,7 +31,7 @@ def lora_modules(text: str) -> dict[str, str]:
 
 
 def parse_lora_modules(text: str) -> str:
-    """The same text, if it names adapters; for a setting.
+    """The text itself, if it names adapters.
 
     Raises:
         ValueError: it does not.

@@ -1,8 +1,8 @@
-"""The manifest of a prepared model: what every service must know of it before reading any weights.
+"""The manifest of a prepared model: what every service must know about it without its weights.
 
 A model is prepared once into a folder of small files (`pagefleet.json`, `config.json`,
-`tokenizer.json`, and where the model has them `chat_template.jinja` and `generation_config.json`);
-this module is the format of the first. The weights stay where they are and are named by path.
+`tokenizer.json`, and if the model has them `chat_template.jinja` and `generation_config.json`);
+this module is the format of the first. The weights stay where they are, and are named by path.
 """
 
 from pathlib import Path
@@ -27,14 +27,14 @@ class ManifestError(ValueError):
 
 
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the weights lie: absolute paths, all of one kind; none for a model without weights."""
+    """Where the weights are: absolute paths, all of one kind; none for a model without weights."""
 
     kind: Literal["safetensors", "gguf", "none"]
     paths: tuple[str, ...] = ()
 
 
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A LoRA adapter (Hu et al. 2021) that is served beside the model, under a name of its own.
+    """A LoRA adapter (Hu et al. 2021) that is served beside the model, under its own name.
 
     folder: absolute; it holds `ADAPTER_CONFIG_FILE` and `ADAPTER_WEIGHTS_FILE`, as PEFT writes
     them, unless the model has no weights.
@@ -45,7 +45,7 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the model's authors recommend where a request is silent; None: they say nothing."""
+    """What the model's authors recommend if a request does not say; None: they do not either."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -62,10 +62,10 @@ class Manifest(
     name: what clients call it. architecture: the `model_type` of its config. vocab_size: rows of
     the embedding, at least as many as the tokenizer knows. max_model_len: tokens of prompt and
     output together. bos_token, eos_token: what the chat template is given under these names.
-    eos_token_ids: every id that ends a generation. fingerprint: hexadecimal SHA-256; processes
-    that serve the same model agree on it. writes: whether it has a head, which chooses tokens.
-    embeds: whether its embeddings are what its layers make of last tokens, as far as is known.
-    adapters: in the order by which `SamplingParams.adapter` counts them.
+    eos_token_ids: every id that ends a generation. fingerprint: hexadecimal SHA-256, the same in
+    all processes that serve this model. writes: whether it has a head, which chooses tokens.
+    embeds: whether, as far as is known, its embeddings are the last tokens' hidden states.
+    adapters: in the order in which `SamplingParams.adapter` counts them.
     """
 
     format_version: int

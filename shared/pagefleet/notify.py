@@ -1,8 +1,8 @@
-"""Signs of life for whoever supervises this process, in the words of sd_notify(3).
+"""Signs of life for whoever supervises this process, by the protocol of sd_notify(3).
 
-A service says from its main loop that it lives, and whether it is ready; a supervisor that heard
-of it before and hears nothing more takes it for hung. `pagefleet serve` listens, and so does
-systemd (`Type=notify`, `WatchdogSec=`). Where no supervisor listens, nothing is said.
+A service says from its main loop that it lives, and whether it is ready; if it has done so before
+and then falls silent, its supervisor takes it for hung. `pagefleet serve` listens, and so does
+systemd (`Type=notify`, `WatchdogSec=`). If no supervisor listens, nothing is said.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ ADDRESS = "NOTIFY_SOCKET"
 """The environment variable that names the supervisor's socket; `@` begins an abstract name."""
 
 BEAT_SECONDS = 0.2
-"""Between two signs of life."""
+"""Time between two signs of life."""
 
 ALIVE, READY = b"WATCHDOG=1", b"READY=1"
 
 
 class Notifier:
-    """This process's word to its supervisor, if `environment` names one."""
+    """Tells this process's supervisor, if `environment` names one, that it lives."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._due = 0.0
@@ -30,12 +30,12 @@ class Notifier:
             self._address = address.replace("@", "\0", 1) if address[0] == "@" else address
 
     def beat(self, now: float, *, ready: bool) -> None:
-        """Say that the main loop goes round, if it is time; to be called at every round.
+        """Say that the main loop turns, if it is time to; to be called at every turn.
 
         Args:
             now: seconds on a monotonic clock.
-            ready: whether the service does what it is there for. It is said with every beat, so
-                that none of them matters.
+            ready: whether the service can do its work. It is said with every beat, so that a lost
+                one does not matter.
         """
         if self._socket is None or now < self._due:
             return

@@ -1,4 +1,4 @@
-"""What the services say of themselves: one line a fact, on standard error."""
+"""What the services say about themselves: a line for each fact, on standard error."""
 
 import logging
 import sys
@@ -7,9 +7,9 @@ from pagefleet.writer import take_standard_error
 
 
 def configure_logging(service: str, level: int = logging.INFO) -> None:
-    """Log to standard error as `time level service: message`; prompts and answers never are.
+    """Log to standard error as `time level service: message`.
 
-    From here on nothing that is written to `sys.stderr` waits for its reader (writer.py).
+    From now on, nothing that is written to `sys.stderr` waits for its reader (writer.py).
     """
     take_standard_error()
     logging.basicConfig(

@@ -1,7 +1,7 @@
-"""How a request wants its tokens chosen: `SamplingParams`, valid by construction.
+"""How the tokens of a request are chosen: `SamplingParams`, valid by construction.
 
-The gateway builds one from a client's JSON, the wire carries it, a worker obeys it. Whoever holds
-one may rely on its ranges: they are checked when it is made and again when it is decoded.
+The gateway makes them from a client's JSON, the wire carries them, a worker obeys them. Everyone
+may rely on their ranges: these are checked when they are made, and again when they are decoded.
 """
 
 import math
@@ -11,36 +11,36 @@ from typing import Self
 import msgspec
 
 MAX_CHOICES = 16
-"""Most choices one request may ask for (`n` and `best_of`)."""
+"""Choices that one request may ask for (`n` and `best_of`)."""
 
 MAX_LOGPROBS = 20
-"""Most alternatives whose logprobs a client may ask for at one position."""
+"""Alternatives whose logprobs a client may ask for at one position."""
 
 MAX_CANDIDATES = 128
-"""Most alternatives that a worker reports at one position; beam search looks at so many."""
+"""Alternatives that a worker reports at one position; a beam search looks at so many."""
 
 MAX_REPETITION_PENALTY = 1000.0
-"""And its inverse is the least: beyond, a logit leaves what float32 can hold."""
+"""The least is its inverse: with more extreme ones, logits leave the range of float32."""
 
 MAX_LENGTH_PENALTY = 10.0
-"""Either way: beyond, a length to its power leaves what float64 can hold."""
+"""The least is its negative: with more extreme ones, powers of lengths leave that of float64."""
 
 MAX_GRAMMAR_CHARACTERS = 1 << 18
-"""Longest grammar of a guide; compiled, a literal takes 400 bytes a character."""
+"""Length of a guide's grammar; compiled, a literal takes 400 bytes per character."""
 
 MAX_GRAMMAR_ITEMS = 10_000
-"""Parser items that a guide may take for one token: what is ambiguous beyond reason is refused."""
+"""Parser items that a guide may need for one token; what is more ambiguous is refused."""
 
 MAX_FORCED_BYTES = 1 << 14
-"""In a row, about which a guide may leave no choice: all that are left are tokenized anew for every
-token, which took a worker 10 to 40 ms where a pattern was 60,000 literal characters."""
+"""Consecutive bytes about which a guide may leave no choice: all that are left are tokenized again
+for every token, which took a worker 10 to 40 ms with a pattern of 60,000 literal characters."""
 
 
 class Guide(msgspec.Struct, array_like=True, frozen=True):
-    """A grammar that every answer obeys: a choice may end only where its text is complete."""
+    """A grammar that every answer obeys: a choice may end only when its text is complete."""
 
     grammar: str
-    """As llguidance writes it: Lark, or JSON that holds grammars (its docs, "syntax")."""
+    """In llguidance's syntax: Lark, or JSON that holds grammars (its docs, "syntax")."""
     to_end: bool = False
     """End only where nothing more may follow: the client asked to ignore the end of sequence."""
 
@@ -55,9 +55,9 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True,
     """
 
     max_tokens: int
-    """Tokens to generate at most, per choice; 0 computes the prompt only."""
+    """Tokens to generate at most, per choice; 0 only computes the prompt."""
     seed: int
-    """64 bits, never absent: the gateway draws one where the client gave none."""
+    """64 bits, never absent: the gateway draws one if the client gave none."""
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -70,15 +70,15 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True,
     min_tokens: int = 0
     """Tokens before which no end-of-sequence or stop token is chosen."""
     eos_token_ids: tuple[int, ...] = ()
-    """End the choice; empty when the client asked to ignore the end of sequence."""
+    """Tokens that end the choice; empty if the client asked to ignore the end of sequence."""
     stop_token_ids: tuple[int, ...] = ()
-    """End the choice too, and are named to the client as the reason."""
+    """Tokens that end the choice too, and are named to the client as the reason."""
     logit_bias: dict[int, float] = {}
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences whose last token may not follow the others."""
     allowed_token_ids: tuple[int, ...] | None = None
     logprobs: int | None = None
-    """How many alternatives to report beside each chosen token; None reports nothing."""
+    """How many alternatives to report beside each chosen token; None: not even its own logprob."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens, from the second on."""
     beam_width: int = 0
@@ -88,13 +88,12 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True,
     early_stopping: bool | None = False
     """When a beam search ends (`pagefleet_scheduler.beam`); None is transformers' "never"."""
     guide: Guide | None = None
-    """What the output must read like; its end is one of `eos_token_ids`."""
+    """The form of the output, which ends with one of `eos_token_ids`."""
     embedding: int | None = None
-    """Wanted in the place of tokens: so many numbers of the prompt's embedding, 0 being all of
-    them. It is the normed hidden state of the last token, cut to these numbers, then scaled to
-    length 1."""
+    """Wanted instead of tokens: so many numbers of the prompt's embedding, 0 being all of them. It
+    is the normed hidden state of the last token, cut to these numbers, then scaled to length 1."""
     adapter: int = 0
-    """Which LoRA adapter of the manifest's the model computes with, counted from 1; 0: none."""
+    """The LoRA adapter to compute with, counted from 1 in the manifest's order; 0: none."""
 
     def __post_init__(self) -> None:
         """Refuse what no sampler could obey."""
@@ -156,7 +155,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True,
                 raise ValueError(f"{name} must be {wanted}")
 
     def check_vocabulary(self, size: int) -> Self:
-        """Return self if every token id named is below `size`.
+        """Return self if every token id in it is below `size`.
 
         Raises:
             ValueError: one is not; the message begins with the field's name.
@@ -175,8 +174,8 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True,
 
     @cached_property
     def bad_endings(self) -> dict[int, dict[tuple[int, ...], list[int]]]:
-        """The last tokens of bad words: by how many others a word has, then by these others, so
-        that a step looks for as many as there are lengths, not words.
+        """The last tokens of bad words, by the number of tokens before them and then by those
+        tokens, so that a step looks up as many as there are lengths, not words.
         """
         endings: dict[int, dict[tuple[int, ...], list[int]]] = {}
         for word in self.bad_words:
@@ -185,7 +184,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True,
         return endings
 
     def ends(self, token: int) -> bool:
-        """Whether `token` ends a choice (once `min_tokens` are there)."""
+        """Whether `token` ends a choice that has `min_tokens`."""
         return token in self.eos_token_ids or token in self.stop_token_ids
 
     @property
@@ -195,7 +194,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, kw_only=True,
 
     @property
     def confines(self) -> bool:
-        """Whether tokens are masked, so that there may be a position where none is left."""
+        """Whether tokens are masked, so that at some position none may be left."""
         return (
             self.guide is not None
             or self.allowed_token_ids is not None

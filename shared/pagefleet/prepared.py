@@ -1,4 +1,4 @@
-"""From whatever names a model to the folder that services read it from."""
+"""From whatever names a model to the prepared folder from which services read it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""One setting: a field of a dataclass, with what its flag and its variable need to know."""
+"""One setting: a dataclass field with all that its flag and its variable need, and its parsers."""
 
 import argparse
 import dataclasses
@@ -26,11 +26,25 @@ def parse_size(text: str) -> int:
     return int(Fraction(number) * (1024 if binary or not prefix else 1000) ** power)
 
 
-def parse_threads(text: str) -> int:
-    """A number of threads that each have a core.
+def parse_boolean(text: str) -> bool:
+    """Yes or no.
 
     Raises:
-        ValueError: there are fewer cores.
+        ValueError: it is neither.
+    """
+    try:
+        return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
+            text.lower()
+        ]
+    except KeyError:
+        raise ValueError(f"{text!r} is neither true nor false") from None
+
+
+def parse_threads(text: str) -> int:
+    """A number of threads, not more than there are cores.
+
+    Raises:
+        ValueError: it is more.
     """
     threads, cores = int(text), usable_cores()
     if threads > cores:
@@ -42,10 +56,10 @@ def parse_threads(text: str) -> int:
 
 
 def parse_secret(text: str) -> str:
-    """What only some know.
+    """A secret that can be sent in a header.
 
     Raises:
-        ValueError: everybody knows it, or nobody can send it in a header.
+        ValueError: it is empty, or has white space around it.
     """
     if not text or text != text.strip():
         raise ValueError(
@@ -66,10 +80,10 @@ def parse_root_path(text: str) -> str:
 
 
 def parse_origins(text: str) -> str:
-    """Origins as browsers send them (RFC 6454), in small letters, separated by commas; or `*`.
+    """Origins as browsers send them (RFC 6454), in lower case, separated by commas; or `*`.
 
     Raises:
-        ValueError: one is none, or is never sent.
+        ValueError: one is no origin, or no browser sends it so.
     """
     origins = text.lower()
     for origin in origins.split(","):
@@ -84,7 +98,7 @@ def parse_names(text: str) -> str:
     """Names, separated by commas.
 
     Raises:
-        ValueError: one is empty, or there twice.
+        ValueError: one is empty, or occurs twice.
     """
     names = [name.strip() for name in text.split(",")]
     if not all(names) or len({*names}) < len(names):
@@ -103,32 +117,38 @@ def setting(
     also: str | None = None,
 ) -> Any:
     """A field with what its flag needs to know."""
-    metadata = {"help": help, "least": least, "most": most, "choices": choices, "convert": convert}
-    metadata["also"] = also
+    metadata = {
+        "help": help,
+        "least": least,
+        "most": most,
+        "choices": choices,
+        "convert": convert,
+        "also": also,
+    }
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def flag_of(name: str) -> str:
-    """As it is given on a command line."""
+    """The flag of a setting."""
     return "--" + name.replace("_", "-")
 
 
 def variable_of(name: str) -> str:
-    """As it is given in the environment."""
+    """The environment variable of a setting."""
     return f"PAGEFLEET_{name.upper()}"
 
 
 def metavar_of(field: "dataclasses.Field[Any]", kind: type[Any]) -> str:
-    """What help shows in the place of a value of type `kind`."""
+    """What the help shows in place of a value of type `kind`."""
     if choices := field.metadata["choices"]:
         return f"{{{','.join(choices)}}}"
     return "SIZE" if field.metadata["convert"] is parse_size else kind.__name__.upper()
 
 
 def help_of(field: "dataclasses.Field[Any]", variables: Sequence[str]) -> str:
-    """Its text, its default if it has one, and its variables, for argparse."""
+    """The text for argparse: what the setting is, its default if any, and its variables."""
     default = default_of(field)
     named = ", ".join(variables)
     noted = named if default in (None, "") else f"default: {default}; {named}"
@@ -136,36 +156,22 @@ def help_of(field: "dataclasses.Field[Any]", variables: Sequence[str]) -> str:
 
 
 def default_of(field: "dataclasses.Field[Any]") -> Any:
-    """What it is unless it is given."""
+    """The value of a setting that is not given."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
 
 
 def part_of(cls: type[Any], name: str) -> str:
-    """What a setting is about, which is what the first class that has it is about."""
+    """The title of a setting's group in the help: what the first class that has it is about."""
     owner = next(
         base for base in reversed(cls.__mro__) if name in getattr(base, "__dataclass_fields__", ())
     )
     return (owner.__doc__ or "").rstrip(".")
 
 
-def parse_boolean(text: str) -> bool:
-    """Yes or no.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    try:
-        return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
-            text.lower()
-        ]
-    except KeyError:
-        raise ValueError(f"{text!r} is neither true nor false") from None
-
-
 _BITS = 63
-"""Of a whole number that can be told in a message."""
+"""Of the largest whole number: so many fit into a message."""
 
 _NUMBERS: dict[Callable[[str], Any], str] = {int: "whole number", float: "number"}
 

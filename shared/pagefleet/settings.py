@@ -1,8 +1,8 @@
-"""What each service can be told: one frozen dataclass a service, whose fields are its flags.
+"""The settings of each service: one frozen dataclass per service, whose fields are its flags.
 
 `max_num_seqs` is the flag `--max-num-seqs` and the environment variable `PAGEFLEET_MAX_NUM_SEQS`;
 the flag wins. Anything unknown or malformed ends the program with a sentence that says how to mend
-it. A setting that operators know by another name too has that name `also`. `pagefleet serve`
+it. A setting that operators also know by another name has that name as `also`. `pagefleet serve`
 inherits the settings of all services and passes them on (`flags`).
 """
 
@@ -46,7 +46,7 @@ _Settings = TypeVar("_Settings", bound="GatewaySettings | SchedulerSettings | Wo
 
 
 def runtime_folder() -> Path:
-    """Where the sockets of this user's cell are, unless told otherwise."""
+    """Where the sockets of this user's cell are by default."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base:
         return Path(base) / "pagefleet"
@@ -119,7 +119,7 @@ class GatewaySettings(CellSettings, ModelSettings):
     )
     tool_call_parser: str | None = setting(
         None,
-        "how the model writes calls of tools",
+        "how the model writes tool calls",
         choices=("hermes", "qwen", "llama3_json", "mistral", "pythonic"),
     )
     reasoning_parser: str | None = setting(
@@ -129,7 +129,7 @@ class GatewaySettings(CellSettings, ModelSettings):
         lambda: f"ipc://{runtime_folder()}/gateways.sock", "where the scheduler meets gateways"
     )
     api_key: str | None = setting(
-        None, "clients must send this key; best set by the environment", convert=parse_secret
+        None, "key that clients must send; best set by its variable", convert=parse_secret
     )
     api_key_file: str | None = setting(
         None, "TOML or JSON file of hashed keys with limits (`pagefleet_gateway.tenants`)"
@@ -153,7 +153,7 @@ class GatewaySettings(CellSettings, ModelSettings):
         most=MAX_LOGPROBS,
     )
     strict_openai: bool = setting(
-        False, "end answers only for reasons that the OpenAI API knows: a deadline is a length"
+        False, "report only finish reasons that the OpenAI API knows: length for a deadline"
     )
     metrics_folder: str | None = setting(
         None, "folder where gateways that share a port find each other's metrics, to add them up"
@@ -164,8 +164,8 @@ class GatewaySettings(CellSettings, ModelSettings):
     log_prompts: bool = setting(False, "log prompts and answers too")
     seed: int | None = setting(
         None,
-        "draw from it the seeds of requests that name none: the same ones in the same order after "
-        "every start; without it nobody can foresee them",
+        "draw the seeds of requests that name none from this one: the same in the same order after "
+        "every start; without it they cannot be foreseen",
         least=0,
     )
     max_body_bytes: int = setting(
@@ -173,7 +173,7 @@ class GatewaySettings(CellSettings, ModelSettings):
     )
     resume_secret: str | None = setting(
         None,
-        "gateways with the same one resume each other's streams; best set by the environment",
+        "gateways with the same one resume each other's streams; best set by its variable",
         convert=parse_secret,
     )
     shutdown_timeout: float = setting(30.0, "seconds that open streams have to end", least=0)
@@ -208,7 +208,7 @@ class SchedulerSettings(CellSettings):
     speculative_ngram: int | None = setting(
         None,
         "tokens at most to feed on trial where a sequence repeats itself and that pays; 0 is off; "
-        "by default 15 where a worker computes a token to the same bits either way",
+        "by default 15 if the worker computes a token to the same bits either way",
         least=0,
         most=64,
     )
@@ -232,8 +232,8 @@ class WorkerSettings(CellSettings, ModelSettings):
     )
     engine: str = setting(
         "torch",
-        "what computes; without weights, for tests: echo answers from a hash of what it reads, sim "
-        "only takes its time",
+        "what computes; for tests there are two without weights: echo answers with a hash of what "
+        "it reads, sim only takes the time of a model",
         choices=("torch", "echo", "sim"),
     )
     device: str = setting(
@@ -286,7 +286,7 @@ class WorkerSettings(CellSettings, ModelSettings):
         False, "on a GPU too, compute a row to the same bits in every batch; a CPU always does"
     )
     enforce_eager: bool = setting(
-        False, "order every kernel of a decode step on a GPU anew, not as one recorded CUDA graph"
+        False, "launch every kernel of a decode step on a GPU by itself, not as one CUDA graph"
     )
     max_num_batched_tokens: int | None = setting(
         None, "tokens that one step may hold; 2048 on a GPU, 1024 elsewhere", least=1
@@ -356,7 +356,7 @@ def parse(
 
 
 def refuse(prog: str, error: object) -> NoReturn:
-    """End the program because of what it was told; its supervisor does not start it again.
+    """End the program because of its settings; its supervisor does not start it again.
 
     Raises:
         SystemExit: with status 2, as for a malformed flag.
@@ -366,9 +366,7 @@ def refuse(prog: str, error: object) -> NoReturn:
 
 
 def flags(settings: CellSettings, cls: type[Any]) -> list[str]:
-    """The arguments that give a service of class `cls` its part of `settings`, which has its
-    fields.
-    """
+    """The arguments that pass a service with settings of class `cls` its part of `settings`."""
     arguments = []
     for field in dataclasses.fields(cls):
         value = getattr(settings, field.name)
@@ -385,9 +383,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _mistaken(env: Mapping[str, str]) -> tuple[str, str] | None:
-    """A variable that no service has, and the one that it nearly is.
+    """A variable that no service has, and the one that was probably meant.
 
-    Others are left alone: some are not settings, and some are those of a newer version.
+    Others are ignored: some are no settings, some belong to a newer version.
     """
     fields = dataclasses.fields(ServeSettings)
     names = [name for field in fields for name in (field.name, field.metadata["also"]) if name]

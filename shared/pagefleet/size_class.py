@@ -1,7 +1,9 @@
-"""Sizes that are taken for the same where something is learnt for each."""
+"""Classes of sizes, for what is learnt about sizes and need not be learnt for each."""
 
 
 def size_class(size: int) -> int:
-    """A number that sizes share if they differ by a quarter at most: the three leading bits."""
+    """The size with all but its three leading bits cleared: sizes in a class differ by a quarter
+    at most.
+    """
     below = max(size.bit_length() - 3, 0)
     return size >> below << below

@@ -1,9 +1,10 @@
 """Runs a command that dies with its parent: `python tether.py PARENT COMMAND ...`, or `tethered`.
 
-Linux sends a process the signal it asked for with PR_SET_PDEATHSIG (prctl(2)) when the thread that
-forked it ends, however it ends; the request survives execve. It must be made in the child, and a
-parent that died before is not noticed: so the parent's pid is compared afterwards. This is a
-program of its own because code between fork and exec (`preexec_fn`) is not safe in every parent.
+Linux sends a process the signal that it asked for with PR_SET_PDEATHSIG (prctl(2)) when the thread
+that forked it ends, for whatever reason; the request survives execve. It must be made in the child,
+and comes too late if the parent has died by then: so the parent's pid is compared afterwards. This
+is a program of its own because code between fork and exec (`preexec_fn`) is not safe in every
+parent.
 """
 
 import ctypes
@@ -17,8 +18,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def tethered(command: Sequence[str]) -> list[str]:
-    """The command that runs `command`, an executable's path and its arguments, as a child of this
-    process that dies with the thread that starts it.
+    """The command that runs `command` (an executable's path and its arguments) as a child that dies
+    with the thread of this process that starts it.
     """
     return [sys.executable, "-SP", __file__, str(os.getpid()), *command]
 

@@ -1,20 +1,25 @@
 """ZeroMQ, with the settings that make it honest: a hub for the scheduler, peers for all others.
 
-What the defaults hide, and what is set here against it: a ROUTER drops messages to unknown peers
-without a word (ROUTER_MANDATORY); a socket that closes waits for ever (LINGER 0); messages queue
-for a peer that was never there (IMMEDIATE); a link that died silently is not noticed (heartbeats
-of 300 ms); a blocking send to one full peer stalls all others (sends never block: a full peer is a
-lost one); a second connection with a known identity is ignored for ever, though it answers
-heartbeats: a peer that comes back before its old connection is known to be closed, after the hub
-was stopped for a second, would never be heard again (ROUTER_HANDOVER; identities are random per
-start); a connection that ended for what the other end said (it has another key, is another service
-that was given the port, sent too large a frame) is never made again (peers do it themselves). What
-is set right about Unix sockets says listening.py.
+What goes wrong with the defaults, and what is done here against it:
 
-A frame is one message. An address beyond the machine needs the cell's key (cell_key.py), with which
-all TCP is encrypted and lets in only who has it too (gate.py); Unix sockets need none, and loopback
-addresses none where there is no key. Over a network more can be lost: a peer gives up a connection
-that is not made, or a handshake that is not answered, within seconds, and tries again.
+- A ROUTER drops messages to unknown peers without a word: ROUTER_MANDATORY.
+- A socket that closes waits for ever: LINGER is 0.
+- Messages queue for a peer that was never there: IMMEDIATE.
+- A link that died silently is not noticed: heartbeats every 300 ms.
+- A blocking send to one full peer stalls all others: sends never block, and a full peer counts as
+  lost.
+- A second connection with a known identity is ignored for ever, though it answers heartbeats. So a
+  peer that comes back before its old connection is known to be closed, as after the hub was stopped
+  for a second, would never be heard again: ROUTER_HANDOVER. Identities are random per start.
+- A connection that ended because of what the other end said (it has another key, is another service
+  that was given the port, sent too large a frame) is never made again: peers do it themselves.
+
+What is set right about Unix sockets is in listening.py.
+
+A frame is one message. An address beyond the machine needs the cell's key (cell_key.py): with it,
+all TCP is encrypted, and admits only those who have it too (gate.py). Unix sockets need no key, and
+loopback addresses need none if the cell has none. Over a network more can be lost: a peer gives up
+a connection that is not made, or a handshake that is not answered, within seconds, and tries again.
 """
 
 import contextlib
@@ -39,17 +44,17 @@ MAX_FRAME_BYTES = 64 * 2**20
 """A larger message closes the connection it came on."""
 
 QUEUE_LENGTH = 10_000
-"""Messages that wait for one peer before it counts as lost."""
+"""Messages that may wait for one peer before it counts as lost."""
 
 MOST_AT_ONCE = 1_000
-"""Frames that a hub gives out in one go. A new scheduler is sent all requests of its cell: between
-them it is to say that it lives, and to answer workers.
+"""Frames that a hub returns at once. A new scheduler is sent all requests of its cell; in between
+it has to say that it lives, and to answer workers.
 """
 
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 300, 900
-_RENEWAL_SECONDS = 0.5  # that a lost connection waits for libzmq to make it again
-_CONNECT_MS = 1000  # for which TCP may try to connect: it would wait twice as long each time
-_BACKLOG = 2048  # connections at TCP that wait to be accepted: strangers may come in crowds
+_RENEWAL_SECONDS = 0.5  # that libzmq has to make a lost connection again, before we do
+_CONNECT_MS = 1000  # that an attempt to connect may take; the system's own waits double each time
+_BACKLOG = 2048  # TCP connections that may wait to be accepted: strangers may come in crowds
 
 _FATE = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -57,15 +62,15 @@ _FATE = (
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CONNECT_RETRIED
 )
-"""What can become of a peer's connection, beside a handshake that fails."""
+"""What can become of a peer's connection, besides a handshake that fails."""
 
 _Socket: TypeAlias = "zmq.Socket[bytes]"
 
 
 class Hub:
-    """The scheduler's end: one socket, any number of peers, known by the identity they chose.
+    """The scheduler's end: one socket, any number of peers, known by the identities they chose.
 
-    It listens at one endpoint or several, at TCP behind the `gate`, if there is one.
+    It listens at one endpoint or several; at TCP ones behind the `gate`, if there is one.
 
     Raises:
         EndpointError: an endpoint is refused or taken.
@@ -103,7 +108,7 @@ class Hub:
             listener.stay_found(now)
 
     def receive(self) -> list[tuple[bytes, bytes]]:
-        """(identity, frame) that have arrived, `MOST_AT_ONCE` at most; does not wait."""
+        """(identity, frame) of up to `MOST_AT_ONCE` frames that have arrived; does not wait."""
         arrived: list[tuple[bytes, bytes]] = []
         with contextlib.suppress(zmq.Again):
             for _ in range(MOST_AT_ONCE):
@@ -117,7 +122,7 @@ class Hub:
         try:
             for each in faultpoints.passing("hub.send", frame):
                 self.socket.send_multipart([identity, each], zmq.DONTWAIT)
-        except (zmq.Again, zmq.ZMQError):
+        except zmq.ZMQError:
             return False
         return True
 
@@ -129,9 +134,9 @@ class Hub:
 
 
 class Peer:
-    """A gateway's or a worker's end. It connects, and connects again, by itself.
+    """A gateway's or a worker's end, which connects, and connects again, by itself.
 
-    At TCP it does so under the cell's key, if there is one.
+    To TCP addresses it connects under the cell's key, if there is one.
 
     Raises:
         EndpointError: the endpoint is refused.
@@ -146,7 +151,7 @@ class Peer:
         self._endpoint = check_endpoint(endpoint, key)
         self._refused = False
         self._lost: float | None = None
-        """When the connection ended, if nobody makes it again."""
+        """When the connection ended, if libzmq has not tried to make it again."""
         self.socket = _prepare(context.socket(zmq.DEALER))
         self.socket.setsockopt(zmq.IDENTITY, os.urandom(16))
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -198,7 +203,7 @@ class Peer:
         self._monitor.close()
 
     def _learn(self) -> None:
-        """Take in what became of the attempts to connect; make another if libzmq makes none."""
+        """Learn what became of the connection; make it again if libzmq does not."""
         with contextlib.suppress(zmq.Again):
             while True:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))["event"]
@@ -226,11 +231,11 @@ def _prepare(socket: _Socket) -> _Socket:
 
 
 def _is_ipv6(endpoint: str) -> bool:
-    """Whether no address of IPv4 leads there; libzmq tries those of one kind only."""
+    """Whether only IPv6 addresses lead there; libzmq tries addresses of one kind only."""
     try:
         found = socket.getaddrinfo(urlsplit(endpoint).hostname, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return False  # nobody knows the name yet, or it is none
+        return False  # the name is not known yet, or is none
     return all(family == socket.AF_INET6 for family, *_ in found)
 
 

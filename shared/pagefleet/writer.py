@@ -1,9 +1,9 @@
-"""What a process writes to its standard streams, text by text, by a thread of its own.
+"""What a process writes to its standard streams, text by text, in a thread of its own.
 
-Whoever reads it may be gone (EPIPE), have no room left (ENOSPC), or have stopped to read: a
-terminal under Ctrl-S, a journal whose disk is slow. A process does what it is there for whether or
-not it is heard, so it never waits for a reader. What waits for one is bounded; texts beyond that
-are lost and counted, and those that cannot be written are lost.
+Whoever reads it may be gone (EPIPE), have no room left (ENOSPC), or have stopped reading: a
+terminal under Ctrl-S, a journal whose disk is slow. A process has to do its work whether or not it
+is heard, so it never waits for a reader. How much may wait is bounded; texts beyond that are lost
+and counted, and those that cannot be written are lost.
 """
 
 import atexit
@@ -15,10 +15,10 @@ import sys
 import threading
 
 MOST_WAITING = 4 * 2**20
-"""Bytes of memory for texts that wait to be written; one may go beyond that."""
+"""Bytes of memory for texts that wait to be written; the last of them may go beyond that."""
 
 FAREWELL_SECONDS = 1.0
-"""That the last texts have to get out when the process ends."""
+"""Time that the last texts have to get out when the process ends."""
 
 STDOUT, STDERR = 1, 2
 
@@ -26,20 +26,20 @@ STDOUT, STDERR = 1, 2
 class Writer:
     """Writes texts to descriptors in the order in which they come.
 
-    What comes from a finalizer, in the midst of another `put`, does not wait for that one's end: a
-    SimpleQueue may be entered again, as a Queue may not. So the bound is counted here, by sums that
-    only grow, each on one side of the queue.
+    A finalizer may call `put` in the midst of another `put`, and must not wait for its end. A
+    SimpleQueue is reentrant, as a Queue is not; but it has no bound. So what waits is counted here,
+    by two sums that only grow, each on one side of the queue.
     """
 
     def __init__(self) -> None:
         self._texts: queue.SimpleQueue[tuple[int, str] | threading.Event] = queue.SimpleQueue()
         self._taken = self._written = 0
         self.lost = 0
-        """Texts that found no room, since it was last told."""
+        """Texts that found no room since that was last reported."""
         self._thread: threading.Thread | None = None
 
     def put(self, descriptor: int, text: str) -> None:
-        """Have a text written; does not wait."""
+        """Let a text be written; does not wait."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_all, name="writer", daemon=True)
             self._thread.start()
@@ -85,16 +85,16 @@ class _StandardError(io.TextIOBase):
 
 
 def take_standard_error() -> None:
-    """Have all that Python writes to `sys.stderr` go this way: logs, warnings, tracebacks."""
+    """Send all that Python writes to `sys.stderr` this way: logs, warnings, tracebacks."""
     open_standard_streams()
     sys.stderr = _StandardError()
 
 
 def open_standard_streams() -> None:
-    """Put /dev/null where whoever started this closed its standard input, output or error.
+    """Open /dev/null for each of standard input, output and error that was closed at the start.
 
-    A socket that got one of their numbers would be written to in their place, and lost where a
-    process is started with others.
+    Else a socket could get one of their numbers: it would be written to in their place, and be
+    lost when a process is started with others.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         pass

@@ -3,19 +3,19 @@
     gateway --Submit, Abort, Beat--> scheduler --Plan--> worker
     gateway <--Outputs, Rejected---- scheduler <-Result- worker
 
-A message is one ZeroMQ frame: msgpack, and behind it the CRC-32 of that in four bytes,
-little-endian, which finds all damage within 32 bits and all but one in 2**32 of any other. The
-msgpack is a typed array whose first element names the message.
-Token ids, block tables and slots travel as `Ints`: little-endian int32 in one binary string, whose
-cost is that of a memory copy. Fields are only ever appended, with a default; anything else raises
-`PROTOCOL`, and parties of different protocols refuse each other in the handshake.
+A message is one ZeroMQ frame: msgpack, followed by its CRC-32 in four bytes, little-endian, which
+detects any damage confined to 32 bits, and all but one in 2**32 cases of any other. The msgpack is
+an array whose first element names the message.
+Token ids, block tables and slots travel as `Ints`: little-endian int32 in one binary string, which
+costs no more than a copy of memory. Fields are only ever appended, with a default; any other change
+raises `PROTOCOL`, and parties of different protocols refuse each other in the handshake.
 
-Every message is idempotent and its sender has a timer: nothing is believed to have arrived until
-something that follows from it came back. Times are durations, never clock readings.
+Every message is idempotent, and its sender has a timer: a message counts as arrived only when
+something that follows from it has come back. Times are durations, never clock readings.
 
-`gateways` and `workers` are what the scheduler says and is told on either side, with the rules of
-the plan; `memory` is for people who look; `parts` is what messages are made of; `codec` makes
-frames of them.
+`gateways` and `workers` are what the scheduler says and hears on either side, with the rules of the
+plan; `memory` is for people who look inside; `parts` is what messages are made of; `codec` turns
+them into frames.
 """
 
 from pagefleet.wire.codec import (

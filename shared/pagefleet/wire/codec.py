@@ -1,4 +1,4 @@
-"""Messages as frames: msgpack, and its checksum behind it."""
+"""Messages as frames: msgpack, followed by its checksum."""
 
 import zlib
 from typing import TypeAlias, TypeVar
@@ -26,8 +26,8 @@ PROTOCOL = 3
 """Of messages; parties of different protocols refuse each other in the handshake."""
 
 MOST_OUTPUTS = 16 * 2**20
-"""Bytes of outputs in a frame, unless one output alone takes more: those of a whole stream of many
-choices, with logprobs, that goes on at another gateway may be more than a frame holds."""
+"""Bytes of outputs in a frame, unless one output alone takes more. When a stream of many choices
+goes on at another gateway, all of it is sent again, with logprobs: more than a frame may hold."""
 
 _Decoded = TypeVar("_Decoded")
 _CHECKSUM_BYTES = 4
@@ -60,7 +60,7 @@ def encode(message: Message) -> bytes:
 
 
 def frames_of(message: Message) -> list[bytes]:
-    """One frame; several if it is outputs and they are too many for one."""
+    """One frame; several if the message is outputs that are too many for one."""
     frame = encode(message)
     if len(frame) <= MOST_OUTPUTS or not isinstance(message, Outputs):
         return [frame]
@@ -76,12 +76,12 @@ def frames_of(message: Message) -> list[bytes]:
 
 
 def size_of(part: msgspec.Struct) -> int:
-    """Bytes that a part of a message takes of a frame."""
+    """Bytes that a part of a message takes in a frame."""
     return len(_encoder.encode(part))
 
 
 def sealed(content: bytes) -> bytes:
-    """Content with its checksum behind it."""
+    """Content, followed by its checksum."""
     return content + zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little")
 
 
@@ -89,11 +89,11 @@ def unsealed(frame: bytes) -> memoryview:
     """The content of a frame, without its checksum.
 
     Raises:
-        WireError: it was damaged on its way.
+        WireError: it was damaged on the way.
     """
     content = memoryview(frame)[:-_CHECKSUM_BYTES]
     if frame[-_CHECKSUM_BYTES:] != zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little"):
-        raise WireError("not a message: its checksum is another")
+        raise WireError("not a message: its checksum is wrong")
     return content
 
 

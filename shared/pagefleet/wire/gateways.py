@@ -21,7 +21,7 @@ from pagefleet.wire.parts import (
 )
 
 MOST_USE = 2**53
-"""Of anything that a tenant uses: sums of it are integers in every language."""
+"""The most of anything that a tenant can have used: an integer in every language."""
 
 Use: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST_USE)]
 
@@ -34,49 +34,48 @@ class GatewayHello(Message, frozen=True):
 
     protocol: int
     fingerprint: str = ""
-    """Of the model whose text it reads and writes; empty if it does not say."""
+    """Of the model whose tokens it reads and writes; empty if it does not say."""
 
 
 class Submit(Message, frozen=True):
-    """Run this request, or go on with it: whatever is already received is not sent again."""
+    """Run this request, or go on with it: tokens that the gateway has are not sent again."""
 
     request: str
     """Unique over all gateways and time."""
     attempt: int
-    """Counts the times that the request was handed over; an older attempt is void."""
+    """Counts how often the request was submitted; what concerns an older attempt is void."""
     prompt: Ints
     params: SamplingParams
     choices: list[ChoiceState]
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] = 0
     """Lower goes first, within a tenant."""
     salt: bytes = b""
-    """The tenant's part of every prefix hash: content is shared only under an equal salt."""
+    """The tenant's part of every prefix hash: content is shared only under equal salts."""
     age: Seconds = 0.0
     """Seconds since the client's request came in."""
     left: Seconds | None = None
-    """Seconds until its deadline, the queue included; None: it may take any time."""
+    """Seconds until its deadline, time in the queue included; None: there is none."""
     window: Count = 0
-    """Tokens that may be sent of each choice, beyond those received, until `Credit` allows more;
+    """Tokens of each choice, beyond those received, that may be sent until `Credit` allows more;
     0: any number."""
     tenant: str = ""
-    """Who asks: tenants share what the cell can do in proportion to their weights."""
+    """Who asks: tenants share the cell in proportion to their weights."""
     weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000.0)] = 1.0
     continues: str = ""
-    """The request of before whose stream this goes on with, for a client that lost it. It ends, and
-    whatever the scheduler has of it is sent here, from the first token."""
+    """An earlier request whose client lost its stream, and continues it here. That request ends,
+    and whatever the scheduler has of it is sent here, from the first token."""
     prediction: Ints = b""
-    """Tokens that the outputs may repeat: they are drafted from."""
+    """Tokens that the outputs may repeat: drafts are taken from them."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be unpacked, and choices of the same number."""
-        check_ints(self.prompt)
-        check_ints(self.prediction)
+        check_ints(self.prompt, self.prediction)
         if len({choice.index for choice in self.choices}) < len(self.choices):
             raise ValueError("two choices have the same number")
 
 
 class Abort(Message, frozen=True):
-    """Stop these choices, or all where none is named."""
+    """Stop these choices, or all if none is named."""
 
     request: str
     attempt: int
@@ -84,9 +83,9 @@ class Abort(Message, frozen=True):
 
 
 class Credit(Message, frozen=True):
-    """So many tokens of these choices may be sent, counted from the first.
+    """So many tokens of these choices may be sent, counted from the first one.
 
-    A choice that has used its credit pauses, and gives up what it holds when anyone waits.
+    A choice that has used up its credit pauses, and gives up slot and blocks if anyone needs them.
     """
 
     request: str
@@ -106,9 +105,9 @@ class TenantUse(Part, frozen=True):
     """What a tenant that has limits uses."""
 
     requests: Use
-    """That it sent."""
+    """Requests that it sent."""
     tokens: Use
-    """Of its prompts and answers."""
+    """Tokens of its prompts and answers."""
     open: Use
     """Requests that are being answered now."""
 
@@ -118,9 +117,9 @@ class GatewayBeat(Message, frozen=True):
 
     open: list[OpenRequest]
     used: dict[str, TenantUse] = {}
-    """By tenants, at this gateway, since it began."""
+    """By tenant: what was used at this gateway since it began."""
     fingerprint: str = ""
-    """As in its Hello, which may have come before the workers."""
+    """As in its Hello, which may have come before any worker's."""
 
 
 class GatewayBye(Message, frozen=True):
@@ -165,19 +164,18 @@ class EngineStats(Part, frozen=True):
 
 
 STEP_BOUNDS = tuple(2**power for power in (0, *range(3, 15)))
-"""Tokens of a step, as `CellStats.steps` tells them apart."""
+"""Upper bounds of the buckets of `CellStats.steps`, in tokens of a step."""
 
 
 class CellStats(Part, frozen=True):
-    """Figures of no single worker, since the scheduler began."""
+    """Figures of the whole cell since the scheduler began."""
 
     steps: list[int]
-    """Steps ordered, by tokens: at most each of `STEP_BOUNDS`, but more than the one before; and
-    those with more."""
+    """Steps ordered, in the buckets that `STEP_BOUNDS` bound, and one for larger steps."""
     step_tokens: int
     """Of all steps."""
     dropped_results: int
-    """Results that came from a worker that was lost, or a second time."""
+    """Results that came from a worker that was lost, or came twice."""
     lost_workers: int
     migrations: int
     """Sequences that went on elsewhere because their worker was lost."""
@@ -186,7 +184,7 @@ class CellStats(Part, frozen=True):
     recoveries: int
     """Sequences that got a token again after their worker was lost."""
     recovery_micros: int
-    """Microseconds from that loss to that token, of all of these."""
+    """Microseconds from the loss to that token, the sum over all of these."""
     class_changes: int = 0
     """Sequences with tokens that went on in another class of numerics."""
     suspects: int = 0
@@ -196,11 +194,11 @@ class CellStats(Part, frozen=True):
     recalled: int = 0
     """Streams that went on from tokens that were kept after their gateway or client had gone."""
     joins: int = 0
-    """Epochs that workers were given."""
+    """Epochs given to workers."""
 
 
 class Pulse(Message, frozen=True):
-    """How the cell is; answers every beat."""
+    """The state of the cell; answers every beat."""
 
     epoch: int
     workers: int
@@ -212,10 +210,10 @@ class Pulse(Message, frozen=True):
     unknown: list[str]
     """Requests of the beat that the scheduler does not have: submit them again."""
     stalled: bool
-    """Requests wait and nothing has run for seconds."""
+    """Requests wait, and nothing has been computed for seconds."""
     engines: list[EngineStats] = []
     elsewhere: dict[str, TenantUse] = {}
-    """What tenants used at all other gateways, since this scheduler began."""
+    """What tenants have used at all other gateways since this scheduler began."""
     cell: CellStats | None = None
 
 
@@ -231,15 +229,15 @@ class Output(Part, frozen=True):
     logprobs: Logprobs | None = None
     finish: Finish | None = None
     cached: int = 0
-    """Prompt tokens that came out of the prefix cache, of this choice's first run."""
+    """Prompt tokens that the choice's first run took from the prefix cache."""
     score: float | None = None
     """Of an answer of a beam search."""
     queued: int = 0
-    """Microseconds that the request waited before it first ran; with a choice's first tokens."""
+    """Microseconds that the request waited before it first ran; said with the first tokens."""
     numerics: Numerics = 0
-    """That the latest of them were computed in."""
+    """The class that computed the latest of them."""
     embedding: Floats | None = None
-    """Of the prompt, where it was asked for; with the choice's end."""
+    """Of the prompt, if it was asked for; said with the choice's end."""
 
 
 class PromptOutput(Part, frozen=True):
@@ -248,7 +246,7 @@ class PromptOutput(Part, frozen=True):
     request: str
     attempt: int
     position: int
-    """Of the first token they speak of; the first token of a prompt has none."""
+    """Of the first token whose logprobs these are; the first token of a prompt has none."""
     logprobs: Logprobs
 
 
@@ -271,7 +269,7 @@ class Reason(StrEnum):
     QUARANTINED = "quarantined"
     """Workers end when they compute it."""
     MOVED = "moved"
-    """Said by a gateway itself, of what `Moved` ends."""
+    """Said by a gateway itself, of a request that `Moved` ends."""
 
 
 class Rejected(Message, frozen=True):
@@ -286,6 +284,6 @@ class Rejected(Message, frozen=True):
 
 
 class Moved(Message, frozen=True):
-    """The request's client has gone to another gateway, where its stream goes on; it ends here."""
+    """The request's client has gone to another gateway, where the stream goes on; it ends here."""
 
     request: str

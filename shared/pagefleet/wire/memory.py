@@ -1,4 +1,4 @@
-"""Memory, explained: what a gateway may ask of the scheduler for people to look at."""
+"""Snapshots of memory: what a gateway may ask the scheduler for people who look inside."""
 
 from enum import StrEnum
 
@@ -9,13 +9,13 @@ class Inspect(Message, frozen=True):
     """How is memory used, and who waits for it? Answered by `Snapshot`."""
 
     query: int
-    """A number of the asker's, which the answer repeats."""
+    """The asker's number for it, which the answer repeats."""
     blocks: bool = False
-    """Tell of every single block, too."""
+    """Whether to tell about every single block, too."""
 
 
 class WorkerMemory(Part, frozen=True):
-    """One worker's pool at this moment; counters count from its joining."""
+    """One worker's pool at this moment; counters began when it joined."""
 
     engine: int
     """See `EngineStats`."""
@@ -31,18 +31,18 @@ class WorkerMemory(Part, frozen=True):
     holders: dict[int, int]
     """The other blocks: how many are in the tables of one sequence, of two, ..."""
     empty_slots: int
-    """Token slots of these that hold no token: the waste of paging."""
+    """Token slots of these blocks that hold no token: the waste of paging."""
     host_blocks: int
     """Of the pool in host memory."""
     host_cached: int
     copies: int
-    """Blocks copied because one of their holders wrote."""
+    """Blocks copied because one of their holders wrote to them."""
     preemptions: int
     swapped_out: int
     """Blocks moved to the host pool."""
     swapped_in: int
     map: bytes = b""
-    """If asked for, a byte a block: its holders (254: so many or more), or `CACHED_BLOCK`."""
+    """If asked for, a byte per block: its holders (254: so many or more), or `CACHED_BLOCK`."""
 
 
 CACHED_BLOCK = 255
@@ -76,18 +76,18 @@ class WaitingSequence(Part, frozen=True):
     seconds: float
     """Since its request came."""
     tokens: int
-    """Prompt and outputs that it has: so many positions are to be computed, less what is cached."""
+    """Of its prompt and outputs: so many positions have to be computed, less those cached."""
     losses: int
     """How often it lost its blocks."""
     reason: Wait
     wanted: int = 0
-    """Blocks that it needs, with those that admission keeps back."""
+    """Blocks that it needs, with those that admission keeps to spare."""
     available: int = 0
-    """Blocks that there are, at the worker that lacks least."""
+    """Blocks that are available, at the worker that lacks fewest."""
 
 
 class Snapshot(Message, frozen=True):
-    """Memory, explained: every worker's pool, and every sequence that waits, oldest first."""
+    """Every worker's pool, and every sequence that waits, in the queue's order."""
 
     epoch: int
     query: int

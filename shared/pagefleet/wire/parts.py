@@ -1,4 +1,4 @@
-"""What messages are made of: lists of numbers as bytes, bounded numbers, what several carry."""
+"""What messages are made of: lists of numbers as bytes, bounded numbers, parts of several."""
 
 import sys
 import zlib
@@ -20,13 +20,13 @@ Floats: TypeAlias = bytes
 """Little-endian float32, one after another."""
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-"""Of anything, or a place in it: what `Ints` can hold."""
+"""A number of things, or the index of one, that fits into `Ints`."""
 
 Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
-"""Of something that is kept track of one by one."""
+"""A number of things of which each is kept track of."""
 
 Numerics: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
-"""CRC-32 of a class of numerics, whose workers compute equal bits; 0: none is known."""
+"""CRC-32 of the name of a class of numerics, whose workers compute equal bits; 0: not known."""
 
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Micros: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
@@ -74,13 +74,13 @@ def _swapped(values: "array[_Number]") -> "array[_Number]":
 
 
 def checksum(table: Ints, before: int = 0) -> int:
-    """CRC-32 of a block table as a signed 32-bit integer; `before` is that of what precedes it."""
+    """CRC-32 of a block table as a signed 32-bit integer; `before` is that of the part before."""
     crc = zlib.crc32(table, before & 0xFFFFFFFF)
     return crc - (1 << 32) if crc >= 1 << 31 else crc
 
 
 def numerics_of(name: str) -> Numerics:
-    """What stands for a class of numerics on the way of every token."""
+    """The number that stands for a class of numerics in messages."""
     return zlib.crc32(name.encode()) or 1
 
 
@@ -89,7 +89,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 def check_ints(*fields: Ints) -> None:
-    """Refuse what is no list of 32-bit integers where it is decoded, not where it is used.
+    """Refuse, already while decoding, what is no list of 32-bit numbers.
 
     Raises:
         ValueError: a length is not a multiple of four bytes.
@@ -129,22 +129,22 @@ class Logprobs(Part, frozen=True):
     """[m, k]"""
 
     def __post_init__(self) -> None:
-        """Refuse lists that do not fit each other."""
+        """Refuse lists whose lengths do not fit each other."""
         check_ints(self.chosen, self.top_ids)
         tokens, alternatives = len(self.chosen), len(self.top_ids)
         if alternatives != len(self.top) or (alternatives % tokens if tokens else alternatives):
-            raise ValueError("alternatives are not as many for each token")
+            raise ValueError("the tokens do not have equally many alternatives")
 
 
 class ChoiceState(Part, frozen=True):
-    """What a gateway has received of one choice: with the prompt, all that is needed to go on."""
+    """What a gateway has received of one choice: all that is needed, with the prompt, to go on."""
 
     index: Count
     """The choice's number over the whole HTTP request; part of the sampler's counter."""
     tokens: Ints = b""
     finished: bool = False
     numerics: Numerics = 0
-    """That the latest of them were computed in; without tokens, those that are to come again."""
+    """The class that computed the latest of them; without tokens, of those to generate again."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be unpacked."""
@@ -152,6 +152,6 @@ class ChoiceState(Part, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The handshake failed: you and I cannot work together."""
+    """The handshake failed: we cannot work together."""
 
     text: str

@@ -1,9 +1,9 @@
 """Between the scheduler and workers: plans one way, results and beats the other.
 
-Rules of the plan. A worker runs plans strictly in the order of their step numbers. Inside one:
-releases, opens, forks, table deltas, swaps out, copies, swaps in, then the forward pass. A block
-that is freed while plan N is made is handed out again in N+1 at the earliest. An unanswered plan
-is sent again under the same number; a worker answers a repeated step from what it remembers.
+Rules of the plan. A worker runs plans strictly in the order of their step numbers. Inside one, the
+order is: releases, opens, forks, table deltas, swaps out, copies, swaps in, then the forward pass.
+A block that is freed while plan N is made is handed out again in N+1 at the earliest. An unanswered
+plan is sent again under the same number; a worker answers a repeated step from what it remembers.
 Everything said under an older epoch is void.
 """
 
@@ -25,10 +25,10 @@ from pagefleet.wire.parts import (
 )
 
 SAMPLED = -1
-"""As an input token of a row: the token that the worker itself sampled last for this slot."""
+"""As an input token: the token that the worker itself sampled last for the row's slot."""
 
 ROW_FIELDS = 6
-"""Integers a row of `Plan.rows` has: slot, start, count, logits, table length, table checksum."""
+"""Integers of a row in `Plan.rows`: slot, start, count, logits, table length, table checksum."""
 
 
 # --- worker -> scheduler ------------------------------------------------------------------------
@@ -42,7 +42,7 @@ class WorkerHello(Message, frozen=True):
     """Of the machine: a process on the same host can be watched directly."""
     pid: Count
     started: int
-    """The process's start time in kernel ticks, which tells it from a later one of the same pid."""
+    """The process's start time in kernel ticks: a later process of the same pid has another."""
     fingerprint: str
     """Of the model."""
     numerics: str
@@ -61,7 +61,8 @@ class WorkerHello(Message, frozen=True):
     compute_micros: Micros = 0.0
     """Microseconds that computing a token of a long prompt takes."""
     exact: bool = False
-    """A row has the same bits in every batch, and however a sequence is cut into rows."""
+    """Whether a token has the same bits in every batch, and however its sequence is cut into
+    rows."""
 
 
 class RowError(Part, frozen=True):
@@ -72,7 +73,7 @@ class RowError(Part, frozen=True):
 
 
 class PromptLogprobs(Part, frozen=True):
-    """Logprobs of the prompt's tokens that a row's logits speak of."""
+    """Logprobs of the prompt's tokens that a row's logits predict."""
 
     row: int
     position: int
@@ -95,7 +96,7 @@ class Result(Message, frozen=True):
     micros: int = 0
     """Microseconds the step took."""
     embeddings: list[tuple[int, Floats]] = []
-    """Rows that end prompts of which `SamplingParams.embedding` is wanted, each with it."""
+    """By rows: the embeddings of prompts that end there, if `SamplingParams.embedding` asks."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be unpacked."""
@@ -103,46 +104,47 @@ class Result(Message, frozen=True):
 
 
 class WorkerBeat(Message, frozen=True):
-    """Every 200 ms: the counter that the compute thread advances at every layer."""
+    """Every 200 ms: I live, and this is how far the computation is."""
 
     epoch: int
     progress: int
+    """A counter that the computing thread advances at every layer."""
     busy: bool
-    """A step is being computed."""
+    """Whether a step is being computed."""
 
 
 class WorkerBye(Message, frozen=True):
-    """I leave; what I was running is to run elsewhere."""
+    """I leave; what ran here has to run elsewhere."""
 
     epoch: int
     failed: bool = False
-    """Because a step failed: what was in it is suspect."""
+    """Whether that is because a step failed: then the sequences in it are suspects."""
 
 
 # --- scheduler -> worker ------------------------------------------------------------------------
 
 
 class Join(Message, frozen=True):
-    """You belong to the cell; start from nothing, under this epoch."""
+    """You belong to the cell; start with nothing, under this epoch."""
 
     epoch: int
 
 
 class Fence(Message, frozen=True):
-    """You are void: drop everything and say Hello again."""
+    """Your epoch is void: drop everything, and say Hello again."""
 
     text: str
 
 
 class Open(Part, frozen=True):
-    """A slot begins: everything about the sequence that is not in the pool."""
+    """Begins a slot: with everything about its sequence that is not in the pool."""
 
     slot: int
     params: SamplingParams
     prompt: Ints
     output: Ints
     choices: list[int]
-    """Choices to sample for; several share the slot until their first token is there."""
+    """Choices to sample for; several share the slot until their first token."""
     salt: bytes = b""
 
 
@@ -163,8 +165,8 @@ class Plan(Message, frozen=True):
     """Slots that end."""
     opens: list[Open] = []
     forks: Ints = b""
-    """Triples (target slot, source slot, choice): the target begins as a copy of the source, table
-    and history, and samples for that one choice. Source and target may be the same slot."""
+    """Triples (target slot, source slot, choice): the target begins as a copy of the source, with
+    its table and history, and samples for that one choice. They may be the same slot."""
     tables: Ints = b""
     """Triples (slot, index, block): entries of block tables that are new or changed."""
     copies: Ints = b""
