@@ -1,7 +1,7 @@
-"""How commands ask a gateway over HTTP, and what they say where that fails.
+"""How commands ask a gateway over HTTP, and what they say if that fails.
 
-The key is taken from the environment (`PAGEFLEET_API_KEY`), the authorities whose certificates are
-trusted from where OpenSSL looks for them (`SSL_CERT_FILE`).
+The key is taken from the environment (`PAGEFLEET_API_KEY`), and so is the file of authorities to
+trust if OpenSSL's own are not enough (`SSL_CERT_FILE`).
 """
 
 import argparse
@@ -20,15 +20,15 @@ KEY = "PAGEFLEET_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 BROKEN = (OSError, http.client.HTTPException)
-"""What a connection raises that cannot be had, or breaks."""
+"""What a connection raises that cannot be made, or breaks."""
 
 
 class Unanswered(Exception):
-    """Nobody answers there; says why, and what to try."""
+    """No gateway answers; says why, and what to try."""
 
 
 class Detail(msgspec.Struct):
-    """What a gateway says of an error."""
+    """What a gateway says about an error."""
 
     message: str
     type: str = ""
@@ -47,7 +47,7 @@ class _Body(msgspec.Struct):
 
 
 def gateway_url(text: str) -> str:
-    """The address of a gateway as a user may write it, with its `/v1` or without: without.
+    """The address of a gateway without `/v1`, with which a user may write it.
 
     Raises:
         argparse.ArgumentTypeError: it is none.

@@ -1,7 +1,7 @@
 """`pagefleet chat`: talk to a running cell from a terminal.
 
-Ctrl-C ends an answer, Ctrl-D the talk. Standard input may also be a pipe: a line is a question. An
-answer goes on if its gateway dies. Where keys are asked for, PAGEFLEET_API_KEY has to be one.
+Ctrl-C ends an answer, Ctrl-D the chat. Standard input may also be a pipe: each line is a question.
+An answer goes on if its gateway dies. If the cell asks for keys, PAGEFLEET_API_KEY has to be one.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pagefleet_launcher.showing import show
 
 
 def main(argv: Sequence[str]) -> int:
-    """Talk, and give the status to exit with."""
+    """Chat; returns the status to exit with."""
     given = vars(_parser().parse_args(argv))
     url, system = given.pop("url"), given.pop("system")
     options = {name: value for name, value in given.items() if value is not None}
@@ -42,7 +42,7 @@ def _talk(chat: Chat) -> int:
 
 
 def _answered(chat: Chat, question: str) -> bool:
-    """Print the answer; whether it came to an end, were it by Ctrl-C."""
+    """Print the answer; returns whether it came to its end, or was ended by Ctrl-C."""
     with contextlib.closing(chat.ask(question)) as pieces:
         try:
             for piece in pieces:
@@ -63,12 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--url", type=gateway_url, default=DEFAULT_URL, help="of a gateway (default: %(default)s)")
     add("--model", help="its name (default: the one that is served)")
-    add("--system", metavar="TEXT", help="what the model is told before the talk")
-    add("--max-tokens", type=int, metavar="N", help="of an answer (default: what fits)")
+    add("--system", metavar="TEXT", help="what the model is told before the chat")
+    add("--max-tokens", type=int, metavar="N", help="of an answer (default: as many as fit)")
     add(
         "--temperature",
         type=float,
         metavar="T",
-        help="0 to 2; 0 is the likeliest answer (default: what the model's authors recommend)",
+        help="0 to 2; 0 takes the likeliest tokens (default: what the model's authors recommend)",
     )
     return parser

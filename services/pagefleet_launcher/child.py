@@ -1,15 +1,15 @@
 """One service that is kept alive: started again when its process dies, replaced when it hangs.
 
-A process that dies is started again after a pause; pauses double from 0.2 s to 5 s and begin anew
-once one has lived for 5 s. One that cannot be started, because the system has no process or
-descriptor left, is tried again likewise. One that exits with status 2 says that what it was told is
-wrong, and another start cannot mend that; unless it was ready once, by the same word: then the
-world is what changed (a full disk, a file server that is away, memory that the one before it has
-not let go of yet), and may change back.
+A process that dies is started again after a pause. Pauses double from 0.2 s to 5 s, and begin anew
+after a process that lived for 5 s. One that cannot be started, because the system has no process or
+descriptor left, is tried again likewise. One that exits with status 2 says that its settings are
+wrong, which another start would not mend; unless the same settings made it ready once: then it is
+the world that changed (a full disk, a file server that is away, memory that its predecessor has not
+released yet), and it may change back.
 
-A process that has given signs of life (signs.py) and gives none for `hang_timeout` is hung: it is
-killed, and started again once it is gone. The time is counted in looks at the process, not read
-from a clock, so that nobody is blamed for what the launcher itself slept through.
+A process that has given signs of life (signs.py) and then gives none for `hang_timeout` is hung: it
+is killed, and started again once it is gone. The time is counted in looks at the process, not read
+from a clock, so that a process is not blamed for time in which the launcher itself did not run.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from pagefleet_launcher.saying import say
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
 SETTLED_AFTER = 5.0
-"""Seconds after which an end is bad luck rather than a service that cannot run."""
+"""Seconds of life after which a death is bad luck, and not that of a service that cannot run."""
 
 MISCONFIGURED = 2
 """The exit status of a service whose settings are wrong (`pagefleet.settings.parse`)."""
 
 _LOOKS = 20
-"""At a process within its `hang_timeout`."""
+"""How many looks at a process there are within its `hang_timeout`."""
 
 
 def next_pause(last: float, lived: float) -> float:
@@ -43,7 +43,7 @@ def next_pause(last: float, lived: float) -> float:
 
 @dataclass(frozen=True)
 class Service:
-    """What a child runs, and what may be done with it."""
+    """What a child runs, and how it is to be treated."""
 
     name: str
     command: Sequence[str]
@@ -54,24 +54,24 @@ class Service:
     hang_timeout: float = 0.0
     """Seconds without a sign of life after which it counts as hung; 0: never."""
     overlaps: bool = True
-    """A successor may start while it still runs; not so where both need the same address."""
+    """Whether a successor may start while it still runs; not if both need the same address."""
     retirement: signal.Signals = signal.SIGTERM
-    """Asks it to end when a successor is there."""
+    """The signal that asks it to end when a successor is ready."""
 
 
 class Child:
     """A service whose process is started again whenever it dies, until it is told to stop.
 
-    predecessor: the child that this one is to take the place of, while that still runs.
+    predecessor: the child whose place this one will take, as long as that still runs.
     """
 
     def __init__(self, service: Service, predecessor: "Child | None" = None) -> None:
         self.service = service
         self.predecessor = predecessor
         self.ready = asyncio.Event()
-        """It said that it is ready, once."""
+        """Set once it has said that it is ready."""
         self.failed = asyncio.Event()
-        """It ended by itself, once."""
+        """Set once it has ended by itself."""
         self._process: Process | None = None
         self._stopping = asyncio.Event()
 
@@ -84,7 +84,7 @@ class Child:
         return self.service.name
 
     async def keep_alive(self) -> bool:
-        """Run it until `stop` or `kill`; False: it refuses its settings, and was never ready."""
+        """Run it until `stop` or `kill`; False if it refuses its settings and was never ready."""
         pause = 0.0
         while not self._stopping.is_set():
             born, status = time.monotonic(), None

@@ -22,13 +22,13 @@ usage: pagefleet COMMAND [OPTIONS]
   tap        what the processes of a running cell say to each other
   top        how the memory of a running cell is used, and who waits for it
 
-pagefleet COMMAND --help tells a command's options; those of serve, gateway, scheduler and worker
-can be set by environment variables too. pagefleet --version tells the version.
+pagefleet COMMAND --help shows a command's options; those of serve, gateway, scheduler and worker
+can be set by environment variables too. pagefleet --version shows the version.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and give the status to exit with, or become the program that it names."""
+    """Run a command, or become the program that it names; returns the status to exit with."""
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except ShowingError as error:

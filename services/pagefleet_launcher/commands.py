@@ -13,7 +13,7 @@ SERVICES = {
 }
 
 PROGRAMS = {**SERVICES, "prepare": "pagefleet_worker.prepare"}
-"""Whatever a command of that name becomes."""
+"""The module that a command of that name becomes."""
 
 
 def program(name: str, arguments: Sequence[str]) -> list[str]:

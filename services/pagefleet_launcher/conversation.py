@@ -1,7 +1,7 @@
-"""A conversation over HTTP whose answers outlive the connections that they come over.
+"""A conversation over HTTP whose answers survive the connections over which they come.
 
-An answer whose connection breaks goes on where it was: the same request is sent again with the id
-of the last event as `Last-Event-ID`, to whatever gateway answers there now.
+If a connection breaks, the answer goes on where it was: the same request is sent again, with the id
+of the last event as `Last-Event-ID`, to whichever gateway answers there now.
 """
 
 import time
@@ -14,20 +14,20 @@ import msgspec
 from pagefleet_launcher.asking import BROKEN, Detail, Refused, Unanswered, ask
 
 TRIES = 20
-"""How often in a row an answer is asked for again that brings nothing new."""
+"""How often in a row an answer is asked for again while nothing new comes."""
 
 PAUSE = 0.5
-"""Seconds before that."""
+"""Seconds before each of these tries."""
 
 TIMEOUT = 60.0
-"""Seconds without a byte after which a connection counts as broken; streams say so if they wait."""
+"""Seconds without a byte after which a connection counts as broken; streams that wait send some."""
 
 UNAVAILABLE = "service_unavailable_error"
-"""The type of errors that pass: nobody is there just now, or whoever is there leaves."""
+"""The type of errors that pass: requests cannot be served just now, or the gateway is ending."""
 
 
 class Message(msgspec.Struct):
-    """What one side of the talk said."""
+    """What one side of the conversation said."""
 
     role: str
     content: str
@@ -55,16 +55,16 @@ class _Models(msgspec.Struct):
 
 
 class ChatError(Exception):
-    """There is no answer, or no more of it; says why."""
+    """There is no answer, or only a part of it; says why."""
 
 
 class _PassingError(Exception):
-    """The answer is to be asked for again."""
+    """The answer should be asked for again."""
 
 
 @dataclass
 class Chat:
-    """A talk with `model` at `url`; `options` are further fields of each request."""
+    """A conversation with `model` at `url`; `options` are further fields of each request."""
 
     url: str
     model: str
@@ -72,10 +72,10 @@ class Chat:
     messages: list[Message] = field(default_factory=list)
 
     def ask(self, question: str) -> Generator[str, None, None]:
-        """The pieces of the answer as they come; what has come of it is remembered.
+        """The pieces of the answer as they come; those that came are remembered.
 
         Raises:
-            ChatError: it is refused, or the rest of it cannot be had.
+            ChatError: the question is refused, or the rest of the answer does not come.
         """
         asked, answer = Message("user", question), Message("assistant", "")
         try:
@@ -104,7 +104,7 @@ class Chat:
 
 @dataclass
 class _Stream:
-    """The answer to one request, over as many connections as it takes."""
+    """The answer to one request, over as many connections as it needs."""
 
     url: str
     content: bytes
@@ -126,7 +126,7 @@ class _Stream:
 
 
 def _events(lines: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Id and data of each event that came whole (WHATWG HTML, server-sent events)."""
+    """Id and data of each complete event (WHATWG HTML, server-sent events)."""
     fields: dict[bytes, bytes] = {}
     for line in map(bytes.rstrip, lines):
         if line:
@@ -163,7 +163,7 @@ def first_model(url: str) -> str:
     """The name of the model that is served at `url`.
 
     Raises:
-        ChatError: nobody tells.
+        ChatError: it cannot be found out.
     """
     try:
         with _asked(url, "/v1/models") as response:

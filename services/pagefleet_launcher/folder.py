@@ -1,10 +1,10 @@
-"""A private folder that goes with the process that made it, however that ends.
+"""A private folder that is removed with the process that made it, however that ends.
 
-One that is killed cannot remove its folder. So each holds a lock on its own (flock(2)), which the
-kernel lets go of whatever happens, and whoever makes a folder removes those that nobody holds any
-more, if nothing but sockets and their locks (`pagefleet.listening`) is in them: a user may have a
-folder of such a name. No pid is looked at: it may be another process's by now. systemd-tmpfiles,
-which removes what is old, passes over what is locked (tmpfiles.d(5)).
+A process that is killed cannot remove its folder. So each holds a lock on its own (flock(2)), which
+the kernel releases whatever happens, and whoever makes a folder removes those that nobody holds any
+more, if they contain only sockets and their locks (`pagefleet.listening`): the user may have a
+folder with such a name. Pids would not do: they may be other processes' by now. systemd-tmpfiles,
+which removes what is old, spares what is locked (tmpfiles.d(5)).
 """
 
 import contextlib
@@ -22,11 +22,11 @@ PREFIX = "pagefleet-serve-"
 def private_folder(base: Path) -> Iterator[Path]:
     """A folder in `base` that only this user can enter, removed at the end.
 
-    Removes from `base` those of this user whose makers were killed.
+    Also removes from `base` the folders of this user whose makers were killed.
     """
     for left in base.glob(f"{PREFIX}*"):
         _remove_if_left(left)
-    # Under a hidden name nobody looks for it until it is locked.
+    # Until it is locked, a hidden name keeps others from removing it.
     made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=base))
     with _opened(made) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

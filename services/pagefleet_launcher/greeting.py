@@ -14,19 +14,19 @@ from pagefleet.manifest import CHAT_TEMPLATE_FILE, Manifest
 from pagefleet.settings import GatewaySettings, ServeSettings, WorkerSettings, flags
 
 EVERYWHERE = ("0.0.0.0", "*", "[::]")
-"""Addresses of a listener that is reached at all that a machine has."""
+"""Hosts that stand for all addresses of a machine."""
 
 
 def reachable(listener: socket.socket) -> tuple[str, int]:
-    """Host and port where this machine reaches a TCP socket, even one that listens everywhere."""
+    """Host and port at which this machine reaches a TCP socket, which may listen everywhere."""
     host, port = listener.getsockname()[:2]
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
 
 
 def is_ready(host: str, port: int, tls: bool = False) -> bool:
-    """Whether a gateway answers there that requests can be served.
+    """Whether a gateway there says that requests can be served.
 
-    With `tls` whatever certificate it shows is taken: the question is about this very socket.
+    With `tls`, its certificate is not checked: it is known which socket is asked.
     """
     connection = http.client.HTTPConnection(host, port, timeout=1.0)
     if tls:
@@ -45,9 +45,9 @@ def is_ready(host: str, port: int, tls: bool = False) -> bool:
 def greeting(
     asked: ServeSettings, settings: ServeSettings, host: str, port: int, seconds: float
 ) -> str:
-    """What a user can do with a cell that is ready, after `seconds`: commands to paste.
+    """What a user can do with a cell that took `seconds` to be ready: commands to paste.
 
-    asked: what the user said. settings: what the services were told.
+    asked: the user's settings. settings: those of the services.
     """
     manifest = Manifest.load(Path(settings.model))
     name = (settings.served_model_name or manifest.name).partition(",")[0]
@@ -72,7 +72,7 @@ Ctrl-C ends it: open streams have {settings.shutdown_timeout:g} s; a second Ctrl
 
 
 def elsewhere(asked: ServeSettings) -> str:
-    """What to start on other machines, with the same files at the same places; or nothing."""
+    """What to start on other machines that have the same files at the same places, if any."""
     lines = []
     if asked.listen_workers:
         end = _seen_from_afar(asked.listen_workers)
@@ -80,7 +80,7 @@ def elsewhere(asked: ServeSettings) -> str:
         lines.append(shlex.join(["pagefleet", "worker", *_unusual(own, WorkerSettings)]))
     if asked.listen_gateways:
         end = _seen_from_afar(asked.listen_gateways)
-        # Whoever reads over the user's shoulder may read what is printed here.
+        # Others may see what is printed here.
         own = dataclasses.replace(asked, gateway_endpoint=end, api_key=None, resume_secret=None)
         lines.append(shlex.join(["pagefleet", "gateway", *_unusual(own, GatewaySettings)]))
     if not lines:
@@ -90,14 +90,14 @@ def elsewhere(asked: ServeSettings) -> str:
 
 
 def _unusual(settings: ServeSettings, cls: type[WorkerSettings | GatewaySettings]) -> list[str]:
-    """The flags of a service that are not what they are by default."""
+    """The flags of a service that differ from their defaults."""
     usual = flags(ServeSettings(), cls)
     return [flag for flag in flags(settings, cls) if flag not in usual]
 
 
 def _seen_from_afar(endpoint: str) -> str:
-    """Where others reach what listens at an endpoint; for one that is everywhere here, this
-    machine's name is asked for, which may take as long as DNS does.
+    """Where others reach an endpoint of this machine. If it listens everywhere, that is under the
+    machine's name, which may take a while to find out by DNS.
     """
     address, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return f"tcp://{socket.getfqdn()}:{port}" if address in EVERYWHERE else endpoint

@@ -1,10 +1,10 @@
-"""The signals that the launcher takes.
+"""The signals that the launcher handles.
 
 SIGINT and SIGTERM drain; a SIGINT during the drain (a second Ctrl-C) kills at once. A second
 SIGTERM does not, because timeout(1) and others send it to a process and to its group. SIGHUP
-replaces all processes, as it does with most servers; but the one that comes because the terminal
-was closed drains, or under nohup(1) does nothing. When the event loop has ended, little is left to
-do, and nothing interrupts it: asyncio's own way to take signals would leave that to their defaults.
+replaces all processes, as with most servers; but one that comes because the terminal was closed
+drains, or under nohup(1) does nothing. When the event loop has ended, little is left to do, and no
+signal interrupts it; asyncio's own handlers are gone by then, so they are not used.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from types import FrameType
 
 
 class Interrupts:
-    """Events: `restart` is set by SIGHUP, `drain` asks for an end, `kill` for one at once."""
+    """Events: `restart` asks for new processes, `drain` for an end, `kill` for one at once."""
 
     def __init__(self) -> None:
         self.restart = asyncio.Event()
@@ -46,7 +46,7 @@ class Interrupts:
 
 
 def has_terminal() -> bool:
-    """Whether this process has a controlling terminal, which it has not once that is closed."""
+    """Whether this process has a controlling terminal that is not closed yet."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:

@@ -9,7 +9,7 @@ from pagefleet_launcher.showing import show
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the file; give the status to exit with."""
+    """Write the file; returns the status to exit with."""
     file = _parser().parse_args(argv).file
     try:
         cell_key.make(file)
@@ -17,8 +17,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"pagefleet keygen: {error}", file=sys.stderr)
         return 1
     show(
-        f"{file} is the key of a new cell. Whoever has a copy is of the cell, so copy it to the "
-        f"other machines in secret (scp -p), and start everything with --cell-key={file}."
+        f"{file} is the key of a new cell. Whoever has a copy belongs to the cell, so copy it to "
+        f"the other machines in secret (scp -p), and start everything with --cell-key={file}."
     )
     return 0
 

@@ -1,10 +1,10 @@
-"""One operating-system process of ours: how it starts, what it writes, how its end is seen.
+"""One operating-system process of ours: how it starts, what it writes, how its end is noticed.
 
 A process runs tethered (pagefleet.tether) and in a process group of its own, so that Ctrl-C in the
-terminal reaches only the launcher, and so that whatever it started itself can be ended with it. Its
-end is seen through a pidfd (pidfd_open(2)): it is still a zombie then, and its number cannot have
-passed to another process while the rest of its group is killed. That it lives, and is ready, it
-says itself (signs.py).
+terminal reaches only the launcher, and whatever the process started can be ended with it. Its end
+is noticed through a pidfd (pidfd_open(2)): it is still a zombie then, so that no other process can
+have got its number before the rest of its group is killed. That it lives, and is ready, it says
+itself (signs.py).
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from pagefleet_launcher.saying import say
 from pagefleet_launcher.signs import Signs
 
 LONGEST_LINE = 2**20
-"""Bytes of a line; of a longer one the pieces are lines."""
+"""Bytes of a line; a longer one is passed on in pieces."""
 
-_OUTPUT_AFTER_DEATH = 1.0  # seconds that the last lines of a dead process may take
+_OUTPUT_AFTER_DEATH = 1.0  # seconds to wait for the last lines of a dead process
 
 
 def describe(status: int) -> str:
@@ -32,7 +32,7 @@ def describe(status: int) -> str:
 
 
 class Process:
-    """A process that runs `command`; everything it writes is passed on, or its output is kept.
+    """A process that runs `command`; all that it writes is passed on, or its output is kept.
 
     command: the path of an executable, then its arguments. fds: descriptors that it inherits.
     environment: variables to add to ours. capture: keep its standard output for `output` and leave
@@ -41,7 +41,7 @@ class Process:
     Start it from the main thread: the tether is tied to the thread.
 
     Raises:
-        OSError: it cannot be started; the system has no process or descriptor left, for example.
+        OSError: it cannot be started, for example because no process or descriptor is left.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class Process:
             os.killpg(self._popen.pid, signal.SIGKILL)
 
     async def ended(self) -> int:
-        """Wait for its end, kill what is left of its group, and give its status as Popen does.
+        """Wait for its end, and kill what is left of its group; returns its `Popen.returncode`.
 
         Raises:
-            OSError: the system has no means left to watch it; it is killed.
+            OSError: the system lacks the means to watch it; it was killed.
         """
         loop = asyncio.get_running_loop()
         output = _Output(None if self._capture else self._name)
@@ -132,13 +132,13 @@ class Process:
         return status
 
     def _end(self) -> int:
-        """Kill it, if it still runs, and what is left of its group; its status."""
+        """Kill it if it still runs, and what is left of its group; returns its status."""
         self.kill()
         return self._popen.wait()
 
 
 class _Output(asyncio.Protocol):
-    """What a process writes: said line by line under `name`, or kept if that is None."""
+    """What a process writes: passed on line by line under `name`, or kept if that is None."""
 
     def __init__(self, name: str | None) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""What the launcher says: lines about its processes, and texts for the user."""
+"""What `pagefleet serve` says, without waiting for its reader: lines about processes, and texts."""
 
 from pagefleet.writer import STDERR, STDOUT, put
 
@@ -9,5 +9,5 @@ def say(name: str, text: str) -> None:
 
 
 def announce(text: str) -> None:
-    """Write a text to standard output."""
+    """Write a text for the user to standard output."""
     put(STDOUT, text + "\n")

@@ -3,10 +3,11 @@
     listening socket --fd--> gateway(s) --ipc--> scheduler <--ipc-- worker(s)
                                                      ^-----CURVE--- those of other machines
 
-The launcher holds the HTTP socket: a port that is taken is said before anything else is done, and
-connections wait in its queue while a gateway starts again, or are taken by its successor while it
-still answers those that it has. The sockets between the services lie in a private folder that goes
-when the launcher ends, or if that was killed, at the next start (folder.py).
+The launcher holds the HTTP socket. So a port that is taken is reported before anything else is
+done, and connections wait in the socket's queue while a gateway starts again, or are accepted by
+its successor while it still answers those that it has. The sockets between the services lie in a
+private folder, which is removed when the launcher ends, or at the next start if it was killed
+(folder.py).
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pagefleet.cell_key import CellKeyError
+from pagefleet.endpoint import MAX_SOCKET_PATH
 from pagefleet.host import usable_cores
 from pagefleet.http_socket import HttpSocketError, http_socket
 from pagefleet.notify import BEAT_SECONDS, Notifier
@@ -46,26 +48,23 @@ from pagefleet_launcher.process import Process
 from pagefleet_launcher.saying import announce, say
 from pagefleet_launcher.supervisor import Supervisor
 
-LONGEST_SOCKET_PATH = 107
-"""Bytes, without the terminating zero: `sun_path` in unix(7)."""
-
 _GATEWAYS, _WORKERS = "gateways.sock", "workers.sock"
-_END_MARGIN = 3.0  # seconds that processes have to end, after the open streams had theirs
-_STILL_STARTING = 5.0  # seconds between signs of life while it starts
+_END_MARGIN = 3.0  # seconds that processes have to end after the open streams
+_STILL_STARTING = 5.0  # seconds between two messages while it starts
 
 
 class CannotServe(Exception):
-    """A reason not to start, as a sentence for the user."""
+    """Why it does not start, as a sentence for the user."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve as `argv` says; give the status to exit with."""
+    """Serve as `argv` says; returns the status to exit with."""
     began = time.monotonic()
     open_standard_streams()
     settings = parse(ServeSettings, argv, prog="pagefleet serve")
     try:
         settings.load_cell_key()
-        with http_socket(settings) as listener, runtime_folder() as folder:
+        with http_socket(settings) as listener, socket_folder() as folder:
             return asyncio.run(_serve(settings, listener, folder, began))
     except (CannotServe, HttpSocketError, CellKeyError) as error:
         print(f"pagefleet serve: {error}", file=sys.stderr)
@@ -73,23 +72,23 @@ def main(argv: Sequence[str]) -> int:
 
 
 @contextlib.contextmanager
-def runtime_folder() -> Iterator[Path]:
+def socket_folder() -> Iterator[Path]:
     """A folder for sockets that only this user can enter, removed at the end.
 
-    It is in XDG_RUNTIME_DIR, or if none can be had there, where other temporary files are.
+    It is in XDG_RUNTIME_DIR, or if it cannot be there, where temporary files are.
 
     Raises:
-        CannotServe: none can be had.
+        CannotServe: it cannot be there either.
     """
     with contextlib.ExitStack() as stack:
         try:
-            folder = _socket_folder(stack, os.environ.get("XDG_RUNTIME_DIR", ""))
+            folder = _socket_folder_in(stack, os.environ.get("XDG_RUNTIME_DIR", ""))
         except CannotServe:
-            folder = _socket_folder(stack, tempfile.gettempdir())
+            folder = _socket_folder_in(stack, tempfile.gettempdir())
         yield folder
 
 
-def _socket_folder(stack: contextlib.ExitStack, base: str) -> Path:
+def _socket_folder_in(stack: contextlib.ExitStack, base: str) -> Path:
     if not os.path.isabs(base):
         raise CannotServe(f"{base!r} is no absolute path for the sockets of its processes.")
     try:
@@ -99,7 +98,7 @@ def _socket_folder(stack: contextlib.ExitStack, base: str) -> Path:
             f"no folder can be made for the sockets of its processes: {error.strerror}; set TMPDIR "
             "to one that can be written to."
         ) from error
-    if len(os.fsencode(folder / _GATEWAYS)) > LONGEST_SOCKET_PATH:
+    if len(os.fsencode(folder / _GATEWAYS)) > MAX_SOCKET_PATH:
         raise CannotServe(
             f"the path {folder} is too long for Unix sockets; set TMPDIR to a shorter one."
         )
@@ -125,7 +124,7 @@ async def _serve(asked: ServeSettings, listener: socket.socket, folder: Path, be
 
 
 async def _prepare(asked: ServeSettings, interrupts: Interrupts) -> Path | None:
-    """The prepared folder of the model, or None: it failed and said why, or it was interrupted.
+    """The prepared folder of the model; None if that failed, and said why, or was interrupted.
 
     Raises:
         CannotServe: no process can be started.
@@ -143,7 +142,7 @@ async def _prepare(asked: ServeSettings, interrupts: Interrupts) -> Path | None:
 def complete(
     asked: ServeSettings, model: Path, folder: Path, listener: socket.socket
 ) -> ServeSettings:
-    """What the services are told: `asked`, with what only the launcher knows."""
+    """The settings of the services: those asked for, with what only the launcher knows."""
     usual = ServeSettings()
     gateway_endpoint, worker_endpoint = asked.gateway_endpoint, asked.worker_endpoint
     if gateway_endpoint == usual.gateway_endpoint:
@@ -167,11 +166,11 @@ def complete(
 def stages(settings: ServeSettings) -> list[list[Service]]:
     """The processes of the cell, in the order of their start."""
     scheduler = program("scheduler", flags(settings, SchedulerSettings))
-    # Every user of the machine can read a process's arguments, but not its environment.
+    # All users of the machine can read a process's arguments, but not its environment.
     public = dataclasses.replace(settings, api_key=None, resume_secret=None)
     gateway = program("gateway", flags(public, GatewaySettings))
     secret = {}
-    if settings.resume_secret or not settings.cell_key:  # of which gateways make one themselves
+    if settings.resume_secret or not settings.cell_key:  # from a key gateways derive their own
         secret["PAGEFLEET_RESUME_SECRET"] = settings.resume_secret or secrets.token_hex(32)
     if settings.api_key:
         secret["PAGEFLEET_API_KEY"] = settings.api_key
@@ -191,7 +190,7 @@ def stages(settings: ServeSettings) -> list[list[Service]]:
 
 
 def _worker(settings: ServeSettings, number: int) -> list[str]:
-    """The command of one worker, on the device, or the devices, whose turn it is."""
+    """The command of one worker, on the device or devices whose turn it is."""
     devices, each = settings.device.split(","), settings.tensor_parallel_size
     if len(devices) > 1:
         turn = [devices[at % len(devices)] for at in range(number * each, (number + 1) * each)]
@@ -200,7 +199,7 @@ def _worker(settings: ServeSettings, number: int) -> list[str]:
 
 
 async def _close_when_draining(listener: socket.socket, interrupts: Interrupts) -> None:
-    """Let go of the socket, so that clients are refused once the gateways let go of it too."""
+    """Close the socket, so that clients are refused once the gateways close theirs."""
     await interrupts.drain.wait()
     listener.close()
 
@@ -208,7 +207,7 @@ async def _close_when_draining(listener: socket.socket, interrupts: Interrupts) 
 async def _greet_when_ready(
     asked: ServeSettings, settings: ServeSettings, listener: socket.socket, began: float
 ) -> None:
-    """Say so, and tell whoever supervises the launcher, from then on for ever."""
+    """Greet the user when the cell is ready, and from then on give the supervisor signs of life."""
     host, port = reachable(listener)
     said = time.monotonic()
     while not await asyncio.to_thread(is_ready, host, port, bool(settings.ssl_certfile)):

@@ -1,4 +1,4 @@
-"""What a command shows whoever gave it, on standard output."""
+"""What the other commands show their user on standard output, waiting for it to be read."""
 
 import os
 from errno import EPIPE
@@ -7,13 +7,13 @@ from signal import SIGPIPE
 from pagefleet.writer import STDOUT
 
 UNREAD_STATUS = 128 + SIGPIPE
-"""What a shell tells of a program that ends because nobody reads it any more."""
+"""The status that a shell gives a program that ends because nobody reads it any more."""
 
 
 class ShowingError(Exception):
-    """Standard output takes no more; says why.
+    """Standard output cannot be written to; says why.
 
-    unread: its reader is gone, which is how many a pipe ends.
+    unread: because its reader is gone, as is usual with pipes.
     """
 
     def __init__(self, error: OSError) -> None:
@@ -22,10 +22,10 @@ class ShowingError(Exception):
 
 
 def show(text: str, end: str = "\n") -> None:
-    """Show a text, now.
+    """Show a text at once.
 
     Raises:
-        ShowingError: that is not possible.
+        ShowingError: it cannot be written.
     """
     try:
         print(text, end=end, flush=True)

@@ -1,8 +1,8 @@
-"""What a child says of itself: the listening end of `pagefleet.notify`, one socket a process.
+"""Signs of life of a child: the listening end of `pagefleet.notify`, with one socket per process.
 
-The socket has an abstract name that the kernel chooses (unix(7), autobind): there is no file to
-clean up. Any process of the machine could write to it, so the kernel says with every word which
-process it is from (SO_PASSCRED), and only the child's own count.
+The socket has an abstract name that the kernel chooses (unix(7), autobind), so that there is no
+file to clean up. Any process of the machine could write to it; so the kernel names the sender of
+every message (SO_PASSCRED), and only the child's own count.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ class Signs:
         self._socket.bind("")
         self.address = "@" + self._socket.getsockname()[1:].decode()
         self.count = 0
-        """How many there were."""
+        """How many have come."""
         self.ready = asyncio.Event()
-        """Set by the first that says so."""
+        """Set by the first sign that says so."""
 
     def __repr__(self) -> str:
         return f"<Signs {self.count}{', ready' * self.ready.is_set()}>"
 
     def listen(self, pid: int) -> None:
-        """Count the signs of this process from now on, those before included."""
+        """Count the signs of this process, those that have come already included."""
         asyncio.get_running_loop().add_reader(self._socket, self._receive, pid)
 
     def close(self) -> None:

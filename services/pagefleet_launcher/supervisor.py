@@ -1,15 +1,15 @@
 """Keeps the processes of a cell alive, replaces them one by one, and ends them together.
 
-Children (child.py) stand in stages, in order of their start. They are drained in reverse: a stage
-gets SIGTERM when those after it have ended, and is kept alive until then, because the later ones
-still work with it. What has not ended at the deadline is killed. A child that is misconfigured ends
+Children (child.py) are grouped in stages, in order of their start. They are drained in reverse: a
+stage gets SIGTERM when those after it have ended, and is kept alive until then, because the later
+ones still need it. What has not ended at the deadline is killed. A child that is misconfigured ends
 them all.
 
-A rolling restart goes through all children. The successor of one starts beside it, and only when it
-is ready its predecessor is asked to end and has the time of a drain for that; where both would need
-the same address, the successor starts when the predecessor has ended. A successor that does not
-become ready is given up, and its predecessor stays: whoever upgrades to what does not work
-keeps what does.
+A rolling restart goes through all children. The successor of a child starts beside it. Only when
+the successor is ready, the predecessor is asked to end, and has the time of a drain for that; if
+both need the same address, the successor starts when the predecessor has ended. A successor that
+does not become ready is given up, and its predecessor stays, so that a failed upgrade leaves what
+worked.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from pagefleet_launcher.interrupts import Interrupts
 from pagefleet_launcher.saying import say
 
 START_SECONDS = 600.0
-"""That a successor has to become ready: a large model takes minutes to load."""
+"""Time that a successor has to become ready: a large model takes minutes to load."""
 
 
 class Supervisor:
@@ -38,8 +38,8 @@ class Supervisor:
     async def run(self, interrupts: Interrupts) -> int:
         """Run until interrupted or misconfigured, then end them all.
 
-        Returns the status to exit with: 0 if all ended by themselves, 1 if one had to be killed, 2
-        if one was misconfigured.
+        Returns the status to exit with: 0 if all ended when asked, 1 if one had to be killed, 2 if
+        one was misconfigured.
         """
         for stage in self._stages:
             for child in stage:
@@ -76,7 +76,7 @@ class Supervisor:
         return all([await self._replace(child, stage) for child in stage.copy()])
 
     async def _replace(self, old: Child, stage: list[Child]) -> bool:
-        """Put a successor in a child's place; False: it did not become ready."""
+        """Put a successor in a child's place; False if it did not become ready."""
         overlaps = old.service.overlaps
         if not overlaps:
             await self._retire(old, stage)

@@ -1,8 +1,8 @@
 """`pagefleet tap ENDPOINT`: the traffic of a cell, a line a message.
 
 The cell must have been started with `--tap-endpoint=ENDPOINT`. Frames are decoded by the package
-`msgpack`, which has nothing to do with what the services encode them with; only the names of the
-fields are taken from `pagefleet.wire`. Prompts and answers are shown as tokens. Until Ctrl-C.
+`msgpack`, independently of the encoder that the services use; only the names of the fields are
+taken from `pagefleet.wire`. Prompts and answers are shown as tokens. Ctrl-C ends it.
 """
 
 import argparse
@@ -30,9 +30,9 @@ _RAW = frozenset({"salt", "map"})
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print until interrupted; give the status to exit with."""
+    """Print until interrupted; returns the status to exit with."""
     endpoint = _parser().parse_args(argv).endpoint
-    import zmq  # which `pagefleet serve` does without
+    import zmq  # only here, so that `pagefleet serve` starts without it
 
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.setsockopt(zmq.LINGER, 0)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def unsealed(frame: bytes) -> bytes | None:
-    """A frame without its checksum, or None: the checksum is of something else."""
+    """A frame without its checksum, or None if that is wrong."""
     content, seal = frame[:-_CHECKSUM_BYTES], frame[-_CHECKSUM_BYTES:]
     return content if seal == zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little") else None
 

@@ -1,9 +1,9 @@
 """`pagefleet top`: how the memory of a running cell is used, and who waits for it.
 
-On a terminal it is shown anew every second until Ctrl-C; otherwise once, as plain text. `--blocks`
-adds a map of every pool, a character a block: `.` free, `c` cached, else how many sequences have it
-in their tables (`+`: ten or more). Where keys are asked for, PAGEFLEET_API_KEY has to be one with
-`admin = true`.
+On a terminal it is updated every second until Ctrl-C; otherwise it is shown once, as plain text.
+`--blocks` adds a map of every pool, with a character for each block: `.` free, `c` cached, else how
+many sequences have it in their tables (`+`: ten or more). If the cell asks for keys,
+PAGEFLEET_API_KEY has to be one with `admin = true`.
 """
 
 import argparse
@@ -89,7 +89,7 @@ class Waiting(msgspec.Struct):
 
     @property
     def why(self) -> str:
-        """In words; a reason of a newer gateway by its name."""
+        """The reason in words; one of a newer gateway by its name."""
         return REASONS.get(self.reason, self.reason).format(
             wanted=self.wanted, available=self.available
         )
@@ -103,7 +103,7 @@ class Memory(msgspec.Struct):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Show memory and give the status to exit with."""
+    """Show memory; returns the status to exit with."""
     options = _parser().parse_args(argv)
     screen = os.isatty(STDOUT)
     try:
@@ -136,7 +136,7 @@ def fetch(url: str, blocks: bool) -> Memory:
 
 
 def render(memory: Memory, rows: int) -> str:
-    """Tables, and maps if there are; at most `rows` of those that wait."""
+    """Tables, and maps if there are any; at most `rows` of the sequences that wait."""
     parts = [_table(_WORKER_COLUMNS, map(_worker_cells, memory.workers))]
     for pool in memory.workers:
         if pool.map:

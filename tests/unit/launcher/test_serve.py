@@ -67,10 +67,10 @@ os._exit(socket.socket().fileno())
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 3
 
 
-def test_the_runtime_folder_is_where_the_user_s_sockets_belong(tmp_path_factory, monkeypatch):
+def test_the_sockets_are_where_the_user_s_belong(tmp_path_factory, monkeypatch):
     short = tmp_path_factory.mktemp("run")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
-    with serve.runtime_folder() as folder:
+    with serve.socket_folder() as folder:
         assert folder.parent == short
 
 
@@ -92,7 +92,7 @@ def deep(tmp_path):
 
 
 @pytest.mark.parametrize("base", ["/proc", "/nowhere", "deep", "", "relative", None])
-def test_a_runtime_folder_that_will_not_do_is_left_alone(tmp_path_factory, deep, monkeypatch, base):
+def test_a_folder_that_will_not_do_is_left_alone(tmp_path_factory, deep, monkeypatch, base):
     short = tmp_path_factory.mktemp("tmp")
     monkeypatch.setattr(tempfile, "tempdir", str(short))
     monkeypatch.chdir(deep.parent)
@@ -100,7 +100,7 @@ def test_a_runtime_folder_that_will_not_do_is_left_alone(tmp_path_factory, deep,
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     if base is not None:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep) if base == "deep" else base)
-    with serve.runtime_folder() as folder:
+    with serve.socket_folder() as folder:
         assert folder.parent == short
     assert [*short.iterdir(), *deep.iterdir()] == []
 
@@ -110,7 +110,7 @@ def test_no_folder_that_will_do_is_one_sentence(deep, monkeypatch):
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
         monkeypatch.setattr(tempfile, "tempdir", str(base))
         with pytest.raises(serve.CannotServe, match=sentence):
-            serve.runtime_folder().__enter__()
+            serve.socket_folder().__enter__()
     assert list(deep.iterdir()) == []
 
 
