@@ -1,11 +1,11 @@
 """Mixtures of experts on the CPU: `reference.experts` over weights that are packed once.
 
 A step goes through five stages. The router's product is that of any linear layer; then each row is
-*routed*, by itself. The rows of all experts are *sorted* into slots, expert by expert and in the
-order of the rows, so that the matrices of an expert are read once for all its rows; an expert that
-nobody takes is never read. *Gates* multiplies the rows of an expert, wherever they lie, with a
-panel of its gates and values. *Sums* multiplies what comes of that with panels of outputs, weights
-it and adds it up: a thread has some panels to itself, and goes through all experts.
+*routed*, by itself, and the rows of all experts are *sorted* into slots (`cpu_routing`), so that
+the matrices of an expert are read once for all its rows; those of one that nobody takes are never
+read. *Gates* multiplies the rows of an expert, wherever they lie, with a panel of its gates and
+values. *Sums* multiplies what comes of that with panels of outputs, weights it and adds it up: a
+thread has some panels to itself, and goes through all experts.
 
 So an output is a sum in the order of the experts, whose summands are chains in the order of the
 inputs (`cpu_gemm`), and what its row is beside does not change a bit of it.
@@ -13,7 +13,6 @@ inputs (`cpu_gemm`), and what its row is beside does not change a bit of it.
 
 import ctypes
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,62 +30,28 @@ from pagefleet_kernels.cpu_gemm import (
 )
 from pagefleet_kernels.cpu_grouped import Weights
 from pagefleet_kernels.cpu_ir import LANES, Format, device
-from pagefleet_kernels.cpu_launch import (
-    FORMATS,
-    Kernel,
-    fields,
-    next_task,
-    next_tasks,
-)
+from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_tasks
 from pagefleet_kernels.cpu_linear import Epilogue, PackedLinear, is_packable, store, write_row
 from pagefleet_kernels.cpu_packing import arena, interleaved, packed, packed_groups
+from pagefleet_kernels.cpu_routing import (
+    GROUP_BYTES,
+    GROUP_ROWS,
+    RouteArguments,
+    SortArguments,
+    route_kernel,
+    sort_kernel,
+)
 from pagefleet_kernels.cpu_simd import (
-    add,
     broadcast,
-    exp,
-    first,
-    keep,
     load_float,
     load_floats,
     load_int64,
-    load_numbers,
     multiply_add,
-    store_float,
     store_floats,
-    store_int64,
-    subtract,
-    total,
 )
 from pagefleet_kernels.experts import Experts
 from pagefleet_kernels.layers import Layer
 from pagefleet_kernels.quantized import Matrix, Quantized
-
-_GROUP_ROWS = 8 * TILE_ROWS
-"""Rows of one expert that a task takes through a panel: they stay in the second-level cache."""
-
-_GROUP_BYTES = 3 * 8
-"""Of a group's entry: int64 expert, its first slot, and the first behind it."""
-
-_FLOAT32 = Format.FLOAT32
-_INFINITY = float("inf")
-
-
-class RouteArguments(ctypes.Structure):
-    """What rows are routed with; strides are in bytes. `choices` is the number of experts to choose
-    from, behind whose scores lies the one of the shared ones. int64 experts are written to `taken`
-    and float32 weights to `factors`, `chosen + shared` of each row.
-    """
-
-    _fields_ = fields("rows scores stride choices chosen shared renormalized taken factors")
-
-
-class SortArguments(ctypes.Structure):
-    """What rows are sorted with: `each` is how many experts a row takes of `experts`; `ends` has
-    room for an int64 of each. Of each slot `numbers` gets the int64 row and `weights` the float32
-    weight; `groups` gets the number of groups, then their entries.
-    """
-
-    _fields_ = fields("rows taken factors each experts ends numbers weights groups")
 
 
 class GatesArguments(ctypes.Structure):
@@ -113,119 +78,6 @@ class SumsArguments(ctypes.Structure):
 
 
 @device
-def _score(scores: int, number: int) -> Any:
-    """The score of an expert; one that is no number is the worst."""
-    score = load_float(scores + number * 4)
-    return -_INFINITY if math.isnan(score) else score
-
-
-@device
-def _next_best(scores: int, choices: int, score: Any, number: int) -> int:
-    """The best expert behind the one that has this number and score; equals follow in order."""
-    best, found = -_INFINITY, -1
-    for other in range(choices):
-        value = _score(scores, other)
-        behind = value < score or (value == score and other > number)
-        if behind and (found < 0 or value > best):
-            best, found = value, other
-    return found
-
-
-@device
-def _sum_of_powers(scores: int, choices: int, largest: Any) -> Any:
-    """Of e ** (score - largest) over all experts."""
-    sums = broadcast(0.0)
-    for begin in range(0, choices, LANES):
-        scaled = subtract(load_numbers(_FLOAT32, scores + begin * 4), broadcast(largest))
-        sums = add(sums, keep(exp(scaled), 0, choices - begin, 0.0))
-    return total(sums)
-
-
-@device
-def _power(exponent: Any) -> Any:
-    return first(exp(broadcast(exponent)))
-
-
-@device
-def _route_row(arguments: Any, row: int) -> None:
-    scores = arguments.scores + row * arguments.stride
-    begin = row * (arguments.chosen + arguments.shared)
-    taken, factors = arguments.taken + begin * 8, arguments.factors + begin * 4
-    score, number = _INFINITY, -1
-    largest, chosen = score, 0.0
-    for place in range(arguments.chosen):
-        number = _next_best(scores, arguments.choices, score, number)
-        score = _score(scores, number)
-        if place == 0:
-            largest = score
-        power = _power(score - largest)
-        chosen += power
-        store_int64(taken + place * 8, number)
-        store_float(factors + place * 4, power)
-    divisor = chosen
-    if not arguments.renormalized:
-        divisor = _sum_of_powers(scores, arguments.choices, largest)
-    for place in range(arguments.chosen):
-        store_float(factors + place * 4, load_float(factors + place * 4) / divisor)
-    for index in range(arguments.shared):
-        place = arguments.chosen + index
-        opened = load_float(scores + arguments.choices * 4)
-        store_int64(taken + place * 8, arguments.choices + index)
-        store_float(factors + place * 4, 1.0 / (1.0 + _power(-opened)))
-
-
-@device
-def run_route(arguments: Any) -> None:
-    """Takes rows until there are none left."""
-    row, last = next_tasks(arguments, arguments.rows)
-    while row < last:
-        _route_row(arguments, row)
-        row += 1
-        if row == last:
-            row, last = next_tasks(arguments, arguments.rows)
-
-
-@device
-def _write_groups(arguments: Any) -> None:
-    """The groups, from the slots of each expert that precede its `ends`."""
-    count, begin = 0, 0
-    for expert in range(arguments.experts):
-        end = load_int64(arguments.ends + expert * 8)
-        parts = -(-(end - begin) // _GROUP_ROWS)
-        for part in range(parts):
-            entry = arguments.groups + 8 + count * _GROUP_BYTES
-            store_int64(entry, expert)
-            store_int64(entry + 8, begin + (end - begin) * part // parts)
-            store_int64(entry + 16, begin + (end - begin) * (part + 1) // parts)
-            count += 1
-        begin = end
-    store_int64(arguments.groups, count)
-
-
-@device
-def run_sort(arguments: Any) -> None:
-    """Whichever thread comes first does it all: a counting sort."""
-    if next_task(arguments) > 0:
-        return
-    entries, ends = arguments.rows * arguments.each, arguments.ends
-    for expert in range(arguments.experts):
-        store_int64(ends + expert * 8, 0)
-    for entry in range(entries):
-        place = ends + load_int64(arguments.taken + entry * 8) * 8
-        store_int64(place, load_int64(place) + 1)
-    for expert in range(1, arguments.experts):
-        place = ends + expert * 8
-        store_int64(place, load_int64(place - 8) + load_int64(place))
-    _write_groups(arguments)
-    for entry in range(entries - 1, -1, -1):
-        place = ends + load_int64(arguments.taken + entry * 8) * 8
-        slot = load_int64(place) - 1
-        store_int64(place, slot)
-        store_int64(arguments.numbers + slot * 8, entry // arguments.each)
-        store_float(arguments.weights + slot * 4, load_float(arguments.factors + entry * 4))
-
-
-@device
 def _multiply(
     form: Any, weights: Any, arguments: Any, numbers: int, rows: int, place: int, sums: int
 ) -> None:
@@ -242,7 +94,7 @@ def run_gates(form: Any, weights: Any, arguments: Any) -> None:
     task, last = next_tasks(arguments, tasks)
     while task < last:
         group, panel = divmod(task, arguments.panel_count)
-        entry = arguments.groups + 8 + group * _GROUP_BYTES
+        entry = arguments.groups + 8 + group * GROUP_BYTES
         place = load_int64(entry) * arguments.panel_count + panel
         begin, end = load_int64(entry + 8), load_int64(entry + 16)
         tiles = -(-(end - begin) // TILE_ROWS)
@@ -311,30 +163,10 @@ def run_sums(form: Any, weights: Any, arguments: Any) -> None:
             for begin in range(task * PANEL, last * PANEL, LANES):
                 store_floats(target + begin * 4, broadcast(0.0))
         for group in range(load_int64(arguments.groups)):
-            entry = arguments.groups + 8 + group * _GROUP_BYTES
+            entry = arguments.groups + 8 + group * GROUP_BYTES
             _add_group(form, weights, arguments, entry, task, last, sums)
         _write_sums(form, arguments, task, last)
         task, last = next_tasks(arguments, arguments.panel_count)
-
-
-@functools.cache
-def _route_kernel() -> Kernel:
-    """The compiled routing."""
-
-    def route_kernel(pointer: Any) -> None:
-        run_route(carray(pointer, 1)[0])
-
-    return Kernel(route_kernel, RouteArguments)
-
-
-@functools.cache
-def _sort_kernel() -> Kernel:
-    """The compiled sorting."""
-
-    def sort_kernel(pointer: Any) -> None:
-        run_sort(carray(pointer, 1)[0])
-
-    return Kernel(sort_kernel, SortArguments)
 
 
 @functools.cache
@@ -421,8 +253,8 @@ class PackedExperts:
         values, form, rows = values.contiguous(), FORMATS[values.dtype], len(values)
         room, output = Room(self, rows, values.dtype), torch.empty_like(values)
         room.scores[:, : self.router.columns] = self.router(values)
-        _call(_route_kernel(), RouteArguments, rows=rows, **room.route())
-        _call(_sort_kernel(), SortArguments, rows=rows, **room.sort())
+        _call(route_kernel(), RouteArguments, rows=rows, **room.route())
+        _call(sort_kernel(), SortArguments, rows=rows, **room.sort())
         if self.gates.weights.grouped:
             values = cpu_layers.quantized(values)
         _call(_gates_kernel(form, self.gates.weights), GatesArguments, **room.gates(values))
@@ -444,8 +276,8 @@ class Room:
         self.factors, self.weights = torch.empty(slots), torch.empty(slots)
         self.ends = torch.empty(experts.count, dtype=torch.int64)
         self.numbers, self.slots = torch.empty_like(self.taken), torch.arange(slots)
-        most = slots // _GROUP_ROWS + min(slots, experts.count)
-        self.groups = torch.empty(1 + most * _GROUP_BYTES // 8, dtype=torch.int64)
+        most = slots // GROUP_ROWS + min(slots, experts.count)
+        self.groups = torch.empty(1 + most * GROUP_BYTES // 8, dtype=torch.int64)
         self.inner = torch.empty(slots, experts.inner_size, dtype=dtype)
         self.totals = torch.empty(rows, experts.sums.panels.shape[1] * PANEL)
 

@@ -21,6 +21,7 @@ from numba import carray, types
 from numpy.typing import NDArray
 
 from pagefleet_kernels import cpu_attention, cpu_cache, cpu_layers
+from pagefleet_kernels.cpu_experts import GatesArguments, SumsArguments, run_gates, run_sums
 from pagefleet_kernels.cpu_grouped import Weights
 from pagefleet_kernels.cpu_ir import (
     Format,
@@ -32,6 +33,7 @@ from pagefleet_kernels.cpu_ir import (
 from pagefleet_kernels.cpu_launch import Kernel, barrier_address, fields
 from pagefleet_kernels.cpu_linear import LinearArguments, run_linear
 from pagefleet_kernels.cpu_lora import ShrinkArguments, run_shrink
+from pagefleet_kernels.cpu_routing import RouteArguments, SortArguments, run_route, run_sort
 from pagefleet_kernels.cpu_rows import Block
 from pagefleet_kernels.cpu_simd import load_int64
 
@@ -45,6 +47,12 @@ class Stage(IntEnum):
     ATTENTION = 3
     QUANTIZE = 4
     SHRINK = 5
+    ROUTER = 6
+    """A linear layer whose weights are plain whatever the others are."""
+    ROUTE = 7
+    SORT = 8
+    GATES = 9
+    SUMS = 10
 
 
 @dataclass(frozen=True)
@@ -63,10 +71,16 @@ _RECORDS = {
     Stage.ATTENTION: cpu_attention.Arguments,
     Stage.QUANTIZE: cpu_layers.QuantizeArguments,
     Stage.SHRINK: ShrinkArguments,
+    Stage.ROUTER: LinearArguments,
+    Stage.ROUTE: RouteArguments,
+    Stage.SORT: SortArguments,
+    Stage.GATES: GatesArguments,
+    Stage.SUMS: SumsArguments,
 }
 _LINEAR, _NORM, _ROTARY, _ATTENTION, _QUANTIZE, _SHRINK = (
-    _Record(kind) for kind in _RECORDS.values()
+    _Record(_RECORDS[stage]) for stage in range(6)
 )
+_ROUTE, _SORT, _GATES, _SUMS = (_Record(_RECORDS[stage]) for stage in range(7, 11))
 
 
 class ProgramArguments(ctypes.Structure):
@@ -100,7 +114,23 @@ def _meet(typing: Any, function: Any) -> Any:
 
 
 @device
-def _run(form: Any, kept: Any, weights: Any, narrow: Any, wide: Any, arguments: Any) -> None:
+def _run_experts(form: Any, weights: Any, router: Any, stage: int, place: int) -> None:
+    if stage == 6:
+        run_linear(form, router, carray(_record_at(_LINEAR, place), 1)[0])
+    elif stage == 7:
+        run_route(carray(_record_at(_ROUTE, place), 1)[0])
+    elif stage == 8:
+        run_sort(carray(_record_at(_SORT, place), 1)[0])
+    elif stage == 9:
+        run_gates(form, weights, carray(_record_at(_GATES, place), 1)[0])
+    else:
+        run_sums(form, weights, carray(_record_at(_SUMS, place), 1)[0])
+
+
+@device
+def _run(
+    form: Any, kept: Any, weights: Any, router: Any, narrow: Any, wide: Any, arguments: Any
+) -> None:
     for number in range(arguments.first, arguments.last):
         if arguments.barrier and number > arguments.first:
             _meet(arguments.barrier)
@@ -116,17 +146,23 @@ def _run(form: Any, kept: Any, weights: Any, narrow: Any, wide: Any, arguments: 
             cpu_layers.run_quantize(form, carray(_record_at(_QUANTIZE, place), 1)[0])
         elif stage == 5:
             run_shrink(form, carray(_record_at(_SHRINK, place), 1)[0])
-        else:
+        elif stage == 3:
             cpu_attention.run_attention(narrow, wide, carray(_record_at(_ATTENTION, place), 1)[0])
+        elif router is not None:
+            _run_experts(form, weights, router, stage, place)
 
 
 @functools.cache
-def compile_program(form: Format, weights: Weights, narrow: Block, wide: Block) -> Kernel:
-    """The code of programs for one type of numbers and of weights, and one shape of attention."""
+def compile_program(
+    form: Format, weights: Weights, narrow: Block, wide: Block, router: Weights | None = None
+) -> Kernel:
+    """The code of programs for one type of numbers and of weights, and one shape of attention;
+    without a router it has no stages of experts, which take seconds to compile.
+    """
     kept = narrow.kept
 
     def program_kernel(pointer: Any) -> None:
-        _run(form, kept, weights, narrow, wide, carray(pointer, 1)[0])
+        _run(form, kept, weights, router, narrow, wide, carray(pointer, 1)[0])
 
     return Kernel(program_kernel, ProgramArguments)
 
@@ -134,9 +170,16 @@ def compile_program(form: Format, weights: Weights, narrow: Block, wide: Block) 
 class Program:
     """Stages in their order, and `records`: of each kernel one array, a stage's record an entry."""
 
-    def __init__(self, form: Format, weights: Weights, narrow: Block, wide: Block) -> None:
-        """See `cpu_attention.Shape` for the blocks."""
-        self._kernel = compile_program(form, weights, narrow, wide)
+    def __init__(
+        self,
+        form: Format,
+        weights: Weights,
+        narrow: Block,
+        wide: Block,
+        router: Weights | None = None,
+    ) -> None:
+        """See `cpu_attention.Shape` for the blocks; `router`: how those of experts are packed."""
+        self._kernel = compile_program(form, weights, narrow, wide, router)
         self._stages: list[tuple[Stage, int]] = []
         self._written: dict[Stage, list[dict[str, float]]] = {stage: [] for stage in Stage}
         self.records: dict[Stage, NDArray[np.void]] = {}

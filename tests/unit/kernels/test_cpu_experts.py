@@ -35,7 +35,7 @@ def test_outputs_are_those_of_float64(dtype, choices, routing):
     experts = random_experts(choices, routing, 72, 48, dtype)
     layer, exact = cpu_experts.experts(experts), reference.experts(double(experts))
     assert isinstance(layer, PackedExperts)
-    error = 1e-5 if dtype is torch.float32 else 2**-6
+    error = 1e-5 if dtype is torch.float32 else 2**-4
     for count in (1, 2, 13, 150):
         values = torch.randn(count, 72).to(dtype)
         found = layer(values)
