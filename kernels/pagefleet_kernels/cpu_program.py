@@ -78,9 +78,9 @@ _RECORDS = {
     Stage.SUMS: SumsArguments,
 }
 _LINEAR, _NORM, _ROTARY, _ATTENTION, _QUANTIZE, _SHRINK = (
-    _Record(_RECORDS[stage]) for stage in range(6)
+    _Record(_RECORDS[Stage(number)]) for number in range(6)
 )
-_ROUTE, _SORT, _GATES, _SUMS = (_Record(_RECORDS[stage]) for stage in range(7, 11))
+_ROUTE, _SORT, _GATES, _SUMS = (_Record(_RECORDS[Stage(number)]) for number in range(7, 11))
 
 
 class ProgramArguments(ctypes.Structure):
