@@ -23,11 +23,14 @@ from pagefleet.settings import GatewaySettings
 from pagefleet_gateway.client import SchedulerClient
 from pagefleet_gateway.edge import Edge, KeyGuard
 from pagefleet_gateway.embeddings import EmbeddingRenderer, understand_embedding
+from pagefleet_gateway.error_form import MESSAGES_PATH, error_body
 from pagefleet_gateway.errors import ApiError, http_error, internal_error
 from pagefleet_gateway.facts import Facts
 from pagefleet_gateway.gateway import Gateway
 from pagefleet_gateway.lag import watch_lag
 from pagefleet_gateway.memory import MemoryRoute
+from pagefleet_gateway.messages_input import count_message, understand_message
+from pagefleet_gateway.messages_stream import MessageRenderer
 from pagefleet_gateway.metrics import Metrics
 from pagefleet_gateway.metrics_exchange import MetricsExchange
 from pagefleet_gateway.model import ServedModel
@@ -113,11 +116,15 @@ def routes(gateway: Gateway) -> list[Route]:
     completions = GenerationRoute(gateway, understand_completion)
     chat = GenerationRoute(gateway, understand_chat)
     responses = GenerationRoute(gateway, understand_response, ResponseRenderer)
+    messages = GenerationRoute(gateway, understand_message, MessageRenderer)
+    counting = TokenizerRoute(gateway, count_message)
     embeddings = GenerationRoute(gateway, understand_embedding, EmbeddingRenderer)
     return [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/responses", responses, methods=["POST"]),
+        Route(MESSAGES_PATH, messages, methods=["POST"]),
+        Route(f"{MESSAGES_PATH}/count_tokens", counting, methods=["POST"]),
         Route("/v1/embeddings", embeddings, methods=["POST"]),
         Route("/v1/models", facts.models),
         Route("/v1/models/{name:path}", facts.model),
@@ -161,15 +168,16 @@ def _for_pages(app: ASGIApp, origins: str | None) -> ASGIApp:
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
         allow_private_network=True,
-        expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
+        expose_headers=["X-Request-Id", "Request-Id", "X-Ignored-Fields", "Retry-After"],
     )
 
 
 def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     record_of(request.scope).error = error.code
-    headers = {name.decode(): value.decode() for name, value in error.headers}
-    return Response(error.body, error.status, headers)
+    body = error_body(error, request.scope)
+    headers = {name.decode(): value.decode() for name, value in error.headers(body)}
+    return Response(body, error.status, headers)
 
 
 def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -1,9 +1,9 @@
 """The outermost layer of the application: every request gets a name, a key's tenant and a log line.
 
-Whatever is answered carries `X-Request-Id`. As soon as there are keys, requests need one on every
-route but `OPEN_PATHS`, known or not, and that of an admin on `ADMIN_PATHS`. The log tells sizes and
-times; prompts and answers are in it only with `--log-prompts`. Whatever is sent with a body is
-traced, if anything is (`tracing`).
+Whatever is answered carries `X-Request-Id`, to clients of Anthropic's API `Request-Id` too. As
+soon as there are keys, requests need one on every route but `OPEN_PATHS`, known or not, and that
+of an admin on `ADMIN_PATHS`. The log tells sizes and times; prompts and answers are in it only with
+`--log-prompts`. Whatever is sent with a body is traced, if anything is (`tracing`).
 """
 
 import logging
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pagefleet_gateway.error_form import speaks_messages
 from pagefleet_gateway.errors import http_error
 from pagefleet_gateway.guard import send_error
 from pagefleet_gateway.metrics import Metrics
@@ -57,12 +58,14 @@ class Edge:
         if self._root_path and f"{scope['path']}/".startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path) or "/"
         record = begin(scope, time.monotonic())
-        header = (b"x-request-id", record.id.encode())
+        headers = [(b"x-request-id", record.id.encode())]
+        if speaks_messages(scope):
+            headers.append((b"request-id", record.id.encode()))
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message.get("headers", ()), *headers]
             await send(message)
 
         try:
@@ -94,7 +97,10 @@ class KeyGuard:
             if tenant is not None:
                 record_of(scope).tenant = tenant
             elif path not in OPEN_PATHS:
-                text = "The request needs the header `Authorization: Bearer KEY` with a valid key."
+                text = (
+                    "The request needs the header `Authorization: Bearer KEY` or `X-Api-Key: KEY` "
+                    "with a valid key."
+                )
                 await send_error(scope, send, http_error(401, text, "invalid_api_key"))
                 return
             if tenant is not None and path in ADMIN_PATHS and not tenant.is_admin:
@@ -104,10 +110,13 @@ class KeyGuard:
         await self._app(scope, receive, send)
 
     def _holder(self, scope: Scope) -> Tenant | None:
-        scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer":
-            return None
-        return self._keyring.find(key.strip(), time.monotonic())
+        """Whose key it is; of two keys that of `Authorization`, if it is one."""
+        headers, now = dict(scope["headers"]), time.monotonic()
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        keys = [key.strip()] if scheme.lower() == b"bearer" else []
+        if (key := headers.get(b"x-api-key")) is not None:
+            keys.append(key)
+        return next(filter(None, (self._keyring.find(key, now) for key in keys)), None)
 
 
 def _line(scope: Scope, record: Record, seconds: float) -> str:

@@ -62,12 +62,11 @@ class ApiError(Exception):
             ErrorBody(_Detail(self.message, self.type, self.param, self.code))
         )
 
-    @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """For an answer that has no other content."""
+    def headers(self, body: bytes) -> list[tuple[bytes, bytes]]:
+        """For an answer of nothing but this error, whose body has its form."""
         headers = [
             (b"content-type", b"application/json"),
-            (b"content-length", str(len(self.body)).encode()),
+            (b"content-length", str(len(body)).encode()),
         ]
         if self.retry_after is not None:
             headers.append((b"retry-after", str(self.retry_after).encode()))

@@ -1,6 +1,7 @@
 """The routes that tell of the gateway and its cell."""
 
 import time
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -49,7 +50,8 @@ class Facts:
         """The one model that is served, by all of its names, and its LoRA adapters."""
         model = self._gateway.model
         names = [*model.names, *(adapter.name for adapter in model.manifest.adapters)]
-        return as_json(ModelList([self._entry(name) for name in names]))
+        entries = [self._entry(name) for name in names]
+        return as_json(ModelList(entries, first_id=names[0], last_id=names[-1]))
 
     async def model(self, request: Request) -> Response:
         """The model, or the LoRA adapter, of that name, or 404."""
@@ -88,7 +90,9 @@ class Facts:
         adapter = model.manifest.adapters[asked.adapter - 1] if asked.adapter else None
         return Model(
             id=name,
+            display_name=name,
             created=model.created,
+            created_at=datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             root=Path(adapter.folder).name if adapter else model.manifest.name,
             parent=model.name if adapter else None,
             max_model_len=self._gateway.max_model_len,

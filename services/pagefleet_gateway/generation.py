@@ -17,6 +17,7 @@ from pagefleet.wire import Submit
 from pagefleet_gateway.embedding_form import EmbeddingForm
 from pagefleet_gateway.errors import http_error
 from pagefleet_gateway.message import MessageForm
+from pagefleet_gateway.messages_body import MessagesBody
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.response_body import ResponseBody
 from pagefleet_gateway.resume import Had, Ticket, request_id
@@ -48,7 +49,7 @@ class Limits:
 class Generation:
     """A request that is understood."""
 
-    kind: Literal["completion", "chat", "response", "embedding"]
+    kind: Literal["completion", "chat", "response", "message", "embedding"]
     id: str
     """As the client sees it."""
     run: str
@@ -68,8 +69,8 @@ class Generation:
     """The text of each prompt, where it is to precede the answer."""
     ignored: list[str]
     """Fields of the body of which nothing is known."""
-    response: ResponseBody | None = None
-    """What was asked for by `/v1/responses`; `body` is the chat that it means."""
+    asked: ResponseBody | MessagesBody | None = None
+    """The body of a route whose answers are named events; `body` is the chat that it means."""
     message: MessageForm | None = None
     """How the text is to be parted; None: it is content."""
     embedding: EmbeddingForm | None = None
@@ -88,7 +89,7 @@ class Generation:
     @property
     def by_token(self) -> bool:
         """Whether it is told token by token, in events that do not depend on what came together."""
-        return self.response is not None
+        return self.asked is not None
 
     @property
     def thinks(self) -> bool:

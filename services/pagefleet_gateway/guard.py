@@ -11,6 +11,7 @@ from typing import Final
 from starlette.types import Receive, Scope, Send
 
 from pagefleet_gateway.client import ClientGone
+from pagefleet_gateway.error_form import error_body
 from pagefleet_gateway.errors import ApiError, http_error, unavailable
 from pagefleet_gateway.gateway import DRAINING, Gateway
 from pagefleet_gateway.record import record_of
@@ -86,6 +87,7 @@ async def read_body(
 async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
     """Answer a request with nothing but an error."""
     record_of(scope).error = error.code
-    headers = error.headers
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": error.body})
+    body = error_body(error, scope)
+    start = {"type": "http.response.start", "status": error.status, "headers": error.headers(body)}
+    await send(start)
+    await send({"type": "http.response.body", "body": body})

@@ -14,9 +14,12 @@ import msgspec
 from pagefleet_gateway.dashboard import Status
 from pagefleet_gateway.edge import OPEN_PATHS
 from pagefleet_gateway.embedding_body import EmbeddingBody, EmbeddingList
+from pagefleet_gateway.error_form import MESSAGES_PATH, MessagesErrorBody
 from pagefleet_gateway.errors import ErrorBody
 from pagefleet_gateway.facts import pagefleet_version
 from pagefleet_gateway.memory import Memory
+from pagefleet_gateway.messages_body import CountBody, MessagesBody
+from pagefleet_gateway.messages_object import Message, MessageEvent, MessageTokens
 from pagefleet_gateway.response_body import ResponseBody
 from pagefleet_gateway.response_events import ResponseEvent
 from pagefleet_gateway.response_object import ResponseObject
@@ -55,6 +58,8 @@ class Operation:
     """Names in the path."""
     has_end: bool = True
     """Streams end with `[DONE]`, and may break off with an error in its common form before."""
+    error: type[msgspec.Struct] = ErrorBody
+    """The form of errors."""
 
     @property
     def method(self) -> HTTPMethod:
@@ -88,6 +93,21 @@ OPERATIONS: Final = (
         {_JSON: InputTokens},
         ResponseBody,
     ),
+    Operation(
+        MESSAGES_PATH,
+        "Answer a conversation of blocks.",
+        {_JSON: Message, _EVENTS: MessageEvent},
+        MessagesBody,
+        has_end=False,
+        error=MessagesErrorBody,
+    ),
+    Operation(
+        f"{MESSAGES_PATH}/count_tokens",
+        "How many tokens the prompt of a message would have.",
+        {_JSON: MessageTokens},
+        CountBody,
+        error=MessagesErrorBody,
+    ),
     Operation("/v1/embeddings", "The embeddings of texts.", {_JSON: EmbeddingList}, EmbeddingBody),
     Operation("/v1/models", "The model that is served, and its LoRA adapters.", {_JSON: ModelList}),
     Operation("/v1/models/{name}", "One of them.", {_JSON: Model}, parameters=("name",)),
@@ -108,8 +128,9 @@ OPERATIONS: Final = (
 @cache
 def document() -> bytes:
     """The document as JSON."""
-    types: list[Any] = [ErrorBody]
+    types: list[Any] = []
     for operation in OPERATIONS:
+        types += [operation.error]
         types += [*operation.answers.values(), *([operation.body] if operation.body else [])]
     unique = list(dict.fromkeys(types))
     described, components = msgspec.json.schema_components(unique, ref_template=_REF)
@@ -125,16 +146,19 @@ def document() -> bytes:
             "paths": paths,
             "components": {
                 "schemas": components,
-                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+                "securitySchemes": {
+                    "key": {"type": "http", "scheme": "bearer"},
+                    "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+                },
             },
-            "security": [{"key": []}, {}],
+            "security": [{"key": []}, {"header": []}, {}],
         }
     )
 
 
 def _described(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
     answers = {
-        media: _media_type(media, schemas[type], schemas[ErrorBody], operation.has_end)
+        media: _media_type(media, schemas[type], schemas[operation.error], operation.has_end)
         for media, type in operation.answers.items()
     }
     described: dict[str, Any] = {
@@ -143,7 +167,7 @@ def _described(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
             "200": {"description": "As asked.", "content": answers},
             "default": {
                 "description": "Anything else.",
-                "content": {_JSON: {"schema": schemas[ErrorBody]}},
+                "content": {_JSON: {"schema": schemas[operation.error]}},
             },
         },
     }

@@ -18,6 +18,7 @@ import msgspec
 
 from pagefleet_gateway.embedding_body import EmbeddingBody
 from pagefleet_gateway.errors import ApiError, bad_request
+from pagefleet_gateway.messages_body import MessagesBody
 from pagefleet_gateway.response_body import ResponseBody
 from pagefleet_gateway.schema import INERT, RENAMED, UNSUPPORTED, ChatBody, CompletionBody
 
@@ -43,7 +44,7 @@ def _fields(body: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.encode_name for field in msgspec.structs.fields(body))
 
 
-_BODIES: Final = (CompletionBody, ChatBody, ResponseBody, EmbeddingBody)
+_BODIES: Final = (CompletionBody, ChatBody, ResponseBody, MessagesBody, EmbeddingBody)
 _ALL_KNOWN = {*UNSUPPORTED}.union(*map(_fields, _BODIES))
 _NEAR = 0.85
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
@@ -51,7 +52,8 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
 
 _ERROR_PATH = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.(?P<path>.*)`)?$", re.DOTALL)
 _HINTS: Final = {
-    re.compile(r"messages\[\d+\]\.content\[\d+\]\.type"): "only parts of type text are supported",
+    re.compile(r"messages\[\d+\]\.content\[\d+\](\.content\[\d+\])?\.type"): "only parts of "
+    "type text are supported",
     re.compile(r"input\[\d+\]\.(content|output)\[\d+\]\.type"): "only text is "
     "supported, in parts of type input_text, output_text and refusal",
     re.compile(r"input\[\d+\]\.type"): "nothing is stored here, and there are no built-in tools: "

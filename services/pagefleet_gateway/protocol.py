@@ -117,7 +117,7 @@ class GuardedProtocol(H11Protocol):
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             events: list[Any] = [
-                h11.Response(status_code=error.status, headers=[*error.headers, CLOSE]),
+                h11.Response(status_code=error.status, headers=[*error.headers(error.body), CLOSE]),
                 h11.Data(data=error.body),
                 h11.EndOfMessage(),
             ]

@@ -17,6 +17,8 @@ from pagefleet_gateway.schema import (
     Count,
     Effort,
     RefusalPart,
+    StopList,
+    StopString,
     Verbosity,
 )
 from pagefleet_gateway.structured import TextFormat
@@ -165,6 +167,7 @@ class ResponseBody(CommonBody, kw_only=True):
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     max_output_tokens: Count | None = None
+    stop: StopString | StopList | None = None
     top_logprobs: Alternatives | None = None
     include: list[Includable] | None = None
     stream_options: EventOptions | None = None

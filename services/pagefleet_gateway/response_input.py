@@ -62,7 +62,7 @@ def understand_response(content: bytes, model: ServedModel, limits: Limits) -> G
         messages_field="input",
         ignored=[*parsed.ignored, *_ignored(body, model)],
         drops_oldest=body.truncation == "auto",
-        response=body,
+        asked=body,
     )
     return understand_conversation(conversation, model, limits)
 
@@ -96,6 +96,7 @@ def _chat(body: ResponseBody) -> ChatBody:
     return ChatBody(
         **{name: getattr(body, name) for name in _COMMON},
         messages=_messages(body),
+        stop=body.stop,
         logprobs=_shows_logprobs(body),
         top_logprobs=body.top_logprobs,
         reasoning_effort=_effort(body),

@@ -171,14 +171,18 @@ class Version(msgspec.Struct):
 
 
 class Model(msgspec.Struct, kw_only=True):
-    """An entry of `/v1/models`.
+    """An entry of `/v1/models`, as OpenAI's clients read it, and Anthropic's.
 
     root: what it was made from. parent: of a LoRA adapter, the model's name.
     """
 
     id: str
     object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    display_name: str
     created: int
+    created_at: str
+    """The same, as RFC 3339 writes it."""
     owned_by: Literal["pagefleet"] = "pagefleet"
     root: str
     parent: str | None = None
@@ -190,3 +194,6 @@ class ModelList(msgspec.Struct):
 
     data: list[Model]
     object: Literal["list"] = "list"
+    has_more: Literal[False] = False
+    first_id: str = ""
+    last_id: str = ""

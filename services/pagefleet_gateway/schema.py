@@ -35,12 +35,14 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(ge=1 / MAX_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)]
 LengthPenalty = Annotated[float, Meta(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)]
 Count = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
+Length = Annotated[int, Meta(ge=1, le=_INT32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_LISTED)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Word = Annotated[str, Meta(min_length=1)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+StopList = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 Truncation = Annotated[int, Meta(ge=-1, le=_INT32_MAX)]
 Side: TypeAlias = Literal["left", "right"]
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -117,7 +119,6 @@ class CommonBody(RequestBody, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -136,6 +137,7 @@ class GenerationBody(CommonBody, kw_only=True):
     """The fields that both completion routes share."""
 
     n: Choices | None = None
+    stop: StopString | StopList | None = None
     use_beam_search: bool | None = None
     beam_width: Choices | None = None
     length_penalty: LengthPenalty | None = None
@@ -211,6 +213,7 @@ class ChatBody(GenerationBody, kw_only=True):
 UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "audio": (),
     "chat_template": (),
+    "container": (),
     "context_management": ([],),
     "detokenize": (True,),
     "embed_dtype": ("float32",),
@@ -219,9 +222,11 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "functions": ([],),
     "logits_processors": ([],),
     "logprob_token_ids": (),
+    "mcp_servers": ([],),
     "modalities": (["text"],),
     "moderation": (),
     "normalize": (True,),
+    "output_format": (),
     "prompt_embeds": (),
     "repetition_detection": (),
     "return_prompt_text": (False,),
@@ -243,6 +248,8 @@ RENAMED: Final = {
 
 INERT: Final = frozenset(
     {
+        "diagnostics",
+        "inference_geo",
         "max_tool_calls",
         "metadata",
         "prompt_cache_key",
@@ -250,7 +257,9 @@ INERT: Final = frozenset(
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",
+        "speed",
         "store",
     }
 )
-"""Fields of the OpenAI API that change nothing of the answer; ignored, as unknown ones are."""
+"""Fields of OpenAI's and Anthropic's APIs that change nothing of the answer; they are ignored, as
+unknown ones are."""

@@ -22,21 +22,21 @@ from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.choice import Piece
 from pagefleet_gateway.client import ClientGone, Mailbox
 from pagefleet_gateway.errors import ApiError
+from pagefleet_gateway.event_renderer import EventRenderer
 from pagefleet_gateway.gateway import Gateway
 from pagefleet_gateway.generation import Generation, Limits, resumed, ticket_of
 from pagefleet_gateway.guard import PostRoute
 from pagefleet_gateway.metrics import RequestTimer
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.record import Record, record_of
-from pagefleet_gateway.response_stream import ResponseRenderer
 from pagefleet_gateway.resume import MOST_CHOICES, read_event_id
-from pagefleet_gateway.stream import KEEP_ALIVE, Renderer
+from pagefleet_gateway.stream import Renderer
 
 _MAX_NAMES: Final = 16
 _FIT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
 
 _Headers = list[tuple[bytes, bytes]]
-_Renderer = Renderer | ResponseRenderer
+_Renderer = Renderer | EventRenderer
 
 _AS_IT_COMES: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 """Proxies are to keep nothing of a stream; the second is nginx's word for it."""
@@ -51,7 +51,7 @@ class GenerationRoute(PostRoute):
         self,
         gateway: Gateway,
         understand: Callable[[bytes, ServedModel, Limits], Generation],
-        renderer: type[Renderer] | type[ResponseRenderer] = Renderer,
+        renderer: type[Renderer] | type[EventRenderer] = Renderer,
     ) -> None:
         super().__init__(gateway)
         self._understand = understand
@@ -180,7 +180,7 @@ async def _send_stream(run: Run, renderer: _Renderer, headers: _Headers, send: S
     try:
         while True:
             written = None if pieces is None else await _written(run, renderer.events, pieces)
-            await _send_part(send, KEEP_ALIVE if written is None else written)
+            await _send_part(send, renderer.keep_alive if written is None else written)
             if run.answer.finished:
                 break
             run.sent(pieces or {})

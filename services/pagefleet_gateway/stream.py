@@ -7,6 +7,7 @@ choice, joined, are exactly the choice of the whole body.
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -57,6 +58,9 @@ class Renderer:
 
     ticket: what the ids of a stream's events begin with; without one they have no ids.
     """
+
+    keep_alive: ClassVar[bytes] = KEEP_ALIVE
+    """What a stream says while nothing happens."""
 
     def __init__(self, answer: Answer, model: ServedModel, ticket: str = "") -> None:
         self._answer = answer

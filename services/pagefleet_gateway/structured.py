@@ -5,7 +5,7 @@ llguidance's notation (`params.Guide`); `grammars` compiles it first, so that wh
 follow is a 400 that names the field.
 """
 
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -85,12 +85,27 @@ class TextFormat(msgspec.Struct, omit_defaults=True):
         return Asked(self.schema, "text.format.schema")
 
 
+class OutputFormat(msgspec.Struct):
+    """What Anthropic's Messages API calls structured output: `output_config.format`."""
+
+    type: Literal["json_schema"]
+    schema: Schema
+
+    def asked(self) -> "Asked":
+        """See `Asked`."""
+        return Asked(self.schema, "output_config.format.schema")
+
+
 class Asked(NamedTuple):
     """The schema that a format asks for."""
 
     schema: Schema
     field: str
     """Where it stands in the body (dotted)."""
+
+
+Form: TypeAlias = ResponseFormat | TextFormat | OutputFormat
+"""What some route calls structured output."""
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
@@ -104,7 +119,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def structure_of(
-    form: ResponseFormat | TextFormat | None,
+    form: Form | None,
     outputs: StructuredOutputs | None,
     grammars: Grammars,
 ) -> Structure | None:

@@ -17,6 +17,7 @@ from pagefleet_gateway.facts import as_json
 from pagefleet_gateway.gateway import Gateway
 from pagefleet_gateway.generation import Limits
 from pagefleet_gateway.guard import PostRoute
+from pagefleet_gateway.messages_object import MessageTokens
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.parsing import parse
 from pagefleet_gateway.prompts import chat_prompt, check_vocabulary, encode
@@ -75,7 +76,9 @@ class TokenizerRoute(PostRoute):
     def __init__(
         self,
         gateway: Gateway,
-        work: Callable[[bytes, ServedModel, int], Tokenized | Detokenized | InputTokens],
+        work: Callable[
+            [bytes, ServedModel, int], Tokenized | Detokenized | InputTokens | MessageTokens
+        ],
     ) -> None:
         super().__init__(gateway)
         self._work = work

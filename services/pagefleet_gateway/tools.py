@@ -201,13 +201,17 @@ def shown_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
         {
             "id": call.id,
             "type": "function",
-            "function": {"name": call.function.name, "arguments": _shown(call.function.arguments)},
+            "function": {
+                "name": call.function.name,
+                "arguments": as_object(call.function.arguments),
+            },
         }
         for call in calls
     ]
 
 
-def _shown(arguments: str) -> dict[str, Any] | str:
+def as_object(arguments: str) -> dict[str, Any] | str:
+    """The object that a call's arguments are, or what the model wrote in its place."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):

@@ -4,6 +4,7 @@ It tokenizes, so it is not for the event loop. Whatever is not acceptable raises
 that names the field, or 404 for a model that is not served.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal
 from uuid import uuid4
@@ -15,6 +16,7 @@ from pagefleet_gateway.errors import bad_request
 from pagefleet_gateway.generation import Generation, Limits
 from pagefleet_gateway.grammars import Structure
 from pagefleet_gateway.message import MessageForm
+from pagefleet_gateway.messages_body import MessagesBody
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.parsing import parse
 from pagefleet_gateway.prompts import (
@@ -31,7 +33,7 @@ from pagefleet_gateway.response_body import ResponseBody
 from pagefleet_gateway.resume import request_id
 from pagefleet_gateway.sampling import either, sampling_params
 from pagefleet_gateway.schema import ChatBody, CommonBody, CompletionBody, GenerationBody
-from pagefleet_gateway.structured import ResponseFormat, TextFormat, structure_of
+from pagefleet_gateway.structured import Form, structure_of
 from pagefleet_gateway.tenants import prefix_salt
 from pagefleet_gateway.tools import ToolUse, tool_use
 
@@ -43,7 +45,12 @@ ANSWER_SHARE: Final = 4
 _LONGEST_TAG: Final = 16
 """Tokens in which a prompt may end with a tag of thoughts, and white space."""
 
-_ID_PREFIXES: Final = {"completion": "cmpl-", "chat": "chatcmpl-", "response": "resp_"}
+_ID_PREFIXES: Final = {
+    "completion": "cmpl-",
+    "chat": "chatcmpl-",
+    "response": "resp_",
+    "message": "msg_",
+}
 
 
 def understand_completion(content: bytes, model: ServedModel, limits: Limits) -> Generation:
@@ -122,17 +129,19 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
 class Conversation:
     """What is asked for by a route that answers conversations, and its names for that."""
 
-    kind: Literal["chat", "response"]
+    kind: Literal["chat", "response", "message"]
     body: ChatBody
-    form: ResponseFormat | TextFormat | None
+    form: Form | None
     max_tokens: int | None
+    """None: as many as there is room for, and no more than `most`."""
     max_tokens_field: str
     messages_field: str
     ignored: list[str]
+    most: float = math.inf
     drops_oldest: bool = False
     """What was said first may be left out, where there is no room for all."""
-    response: ResponseBody | None = None
-    """The body of `/v1/responses`, where `body` is what it means."""
+    asked: ResponseBody | MessagesBody | None = None
+    """The body of the route, where `body` is what it means."""
 
 
 def understand_conversation(
@@ -151,7 +160,7 @@ def understand_conversation(
     prompts = [_prompt(conversation, tools, model, limits)]
     prompts = truncated(body, prompts, limits.max_model_len - either(asked, 1))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    most = most_tokens(body, n, logprobs)
+    most = min(most_tokens(body, n, logprobs), conversation.most)
     max_tokens = _room(prompts, conversation.messages_field, asked, field, most, limits)
     structure = _structure(body, conversation.form, model, tools.structure)
     params = sampling_params(
@@ -178,10 +187,19 @@ def understand_conversation(
         ignored=conversation.ignored,
         strict=limits.strict,
         shrinks=asked is None,
-        response=conversation.response,
+        asked=conversation.asked,
         message=_message(body, prompts[0], tools, model, structure),
         keeps_special=tools.keeps_special,
     )
+
+
+def prompt_of(conversation: Conversation, model: ServedModel, limits: Limits) -> list[int]:
+    """The ids of a conversation's prompt, whether there is room for an answer or not.
+
+    Raises:
+        ApiError: 400 that names the field.
+    """
+    return _prompt(conversation, _tools(conversation.body, model), model, limits)
 
 
 def _ignored(body: ChatBody, model: ServedModel) -> list[str]:
@@ -316,7 +334,7 @@ def _message(
 
 def _structure(
     body: GenerationBody,
-    form: ResponseFormat | TextFormat | None,
+    form: Form | None,
     model: ServedModel,
     call: Structure | None = None,
 ) -> Structure | None:

@@ -97,6 +97,16 @@ WHOLE = (
         *(*_optional("ResponseBody", besides="ChatBody"), "}"),
     ),
     _post(
+        "message",
+        "messages",
+        *('{"messages": [{"role": "user", "content": [{"type": "', _text("type", "text")),
+        *('", "text": "', _text("text", "Hello"), '"}]}, {"role": "', _text("role", "assistant")),
+        '", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {"a": "',
+        *(_text("input", "b"), '"}}]}, {"role": "user", "content": [{"type": "tool_result", '),
+        f'"tool_use_id": "a"}}]}}], "max_tokens": 8, "stop_token_ids": {[*range(128)]}',
+        *(*_optional("MessagesBody", besides="ChatBody"), "}"),
+    ),
+    _post(
         "guided",
         "completions",
         *('{"prompt": "a", "structured_outputs": {"regex": "', _text("regex", "[a-z]+"), '"}'),

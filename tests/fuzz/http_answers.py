@@ -4,6 +4,7 @@ import json
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import h11
 
@@ -116,13 +117,27 @@ def _judge(answer: HttpAnswer) -> None:
         assert answer.status in _REFUSALS | _HONEST, told
         assert (b"retry-after" in answer.headers) >= (answer.status in _HONEST), told
         if answer.body:
-            _judge_error(json.loads(answer.body)["error"])
+            _judge_refusal(json.loads(answer.body))
         return
     kind = answer.headers.get(b"content-type", b"")
     if kind.startswith(b"application/json") and answer.body:
         json.loads(answer.body, parse_constant=_no_number)
     elif kind.startswith(b"text/event-stream"):
         _judge_stream(answer.body)
+
+
+def _judge_refusal(body: dict[str, Any]) -> None:
+    if "type" not in body:
+        assert body.keys() == {"error"}
+        _judge_error(body["error"])
+        return
+    assert body.keys() == {"type", "error", "request_id"}, body
+    _judge_messages_error(body["error"])
+
+
+def _judge_messages_error(error: dict[str, Any]) -> None:
+    assert {"message", "type"} <= error.keys() <= {"message", "type", "details"}, error
+    assert error["type"] != "api_error", error
 
 
 def _judge_error(error: dict[str, object]) -> None:
@@ -149,9 +164,34 @@ def _judge_stream(body: bytes) -> None:
 
 
 def _judge_named(names: list[str], data: list[str]) -> None:
-    """Events of a response: counted, and the last is one of its ends."""
+    """Events of a response, or of a message."""
     events = [json.loads(payload, parse_constant=_no_number) for payload in data]
     assert [event["type"] for event in events] == names
+    if names[0].startswith("response."):
+        _judge_response(names, events)
+    else:
+        _judge_message(names, events)
+
+
+def _judge_message(names: list[str], events: list[dict[str, Any]]) -> None:
+    """Blocks follow each other, and the last event is the end, or why there is none."""
+    names = [name for name in names if name != "ping"]
+    told = [event for event in events if event["type"] != "ping"]
+    if names[-1] == "error":
+        _judge_messages_error(told[-1]["error"])
+        assert told[-1]["error"]["details"]["error_code"] in _HONEST_CODES, told[-1]
+        return
+    assert (names[0], *names[-2:]) == ("message_start", "message_delta", "message_stop"), names
+    begun = 0
+    for name, event in zip(names[1:-2], told[1:-2], strict=True):
+        assert name.startswith("content_block_")
+        begun += name == "content_block_start"
+        assert event["index"] == begun - 1
+    assert begun == names.count("content_block_stop")
+
+
+def _judge_response(names: list[str], events: list[dict[str, Any]]) -> None:
+    """Counted, and the last is one of its ends."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert names[-1].removeprefix("response.") in ("completed", "incomplete", "failed")
     for event in events:

@@ -22,6 +22,7 @@ _TARGETS = (
 )
 _HEADERS = (
     *((b"Authorization", b"Bearer x"), (b"Authorization", b"Basic \xff"), (b"Accept", b"*/*")),
+    *((b"X-Api-Key", b"\xff"), (b"anthropic-version", b"2023-06-01"), (b"X-Api-Key", b"")),
     *((b"X-Request-Id", b"mine"), (b"X-Request-Id", b"\xc3\xa9" * 99), (b"X-Request-Id", b"")),
     *((b"Last-Event-ID", b"0"), (b"Last-Event-ID", b"v1.AAAA.BBBB"), (b"Last-Event-ID", b"\xff")),
     *((b"Content-Encoding", b"gzip"), (b"Content-Type", b"text/xml; charset=utf-7")),

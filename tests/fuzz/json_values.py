@@ -44,6 +44,9 @@ _SCHEMAS: tuple[Any, ...] = (
 )
 _ECHO = {"type": "function", "function": {"name": "echo", "parameters": _SCHEMAS[0]}}
 _FLAT_ECHO = {"type": "function", "name": "echo", "parameters": _SCHEMAS[0]}
+_CLIENT_ECHO = {"name": "echo", "input_schema": _SCHEMAS[0]}
+_USED = {"type": "tool_use", "id": "a", "name": "echo", "input": {"a": 2**70, "b": [None]}}
+_RESULT = {"type": "tool_result", "tool_use_id": "a", "content": "b", "is_error": True}
 _CALL = {"type": "function_call", "call_id": "a", "name": "echo", "arguments": "{}"}
 _CALLED = {"id": "a", "function": {"name": "echo", "arguments": '{"a": NaN}'}}
 _OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "b"}
@@ -78,7 +81,13 @@ PLAUSIBLE: dict[str, tuple[Any, ...]] = {
         [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}],
         [{"role": "assistant", "tool_calls": [_CALLED]}, {"role": "tool", "content": "a"}],
         [{"role": "assistant", "refusal": "a"}, {"role": "user", "content": []}],
+        [{"role": "assistant", "content": [_USED]}, {"role": "user", "content": [_RESULT]}],
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+        [{"role": "system", "content": "a"}] * 3,
     ),
+    "system": ("Be brief.", [{"type": "text", "text": "a"}], ""),
+    "stop_sequences": (["a", "bc"], [], ["\n"] * 17),
+    "thinking": ({"type": "adaptive"}, {"type": "disabled"}, {"type": "enabled"}),
     "include": (["message.output_text.logprobs"], ["reasoning.encrypted_content"], []),
     "type": ("text", "function", "json_object", "json_schema", "message", "input_text"),
     "regex": ("[a-z]+", "(ab|c){3}", "(?=x)y", "a{1,99999}", "(", "\\d+(\\.\\d+)?", "[^\\0]*"),
@@ -87,10 +96,11 @@ PLAUSIBLE: dict[str, tuple[Any, ...]] = {
     "schema": _SCHEMAS,
     "json": _SCHEMAS,
     "parameters": _SCHEMAS,
-    "tools": ([_ECHO], [_ECHO] * 3, [], [_FLAT_ECHO], [_FLAT_ECHO] * 3),
+    "tools": ([_ECHO], [_ECHO] * 3, [], [_FLAT_ECHO], [_FLAT_ECHO] * 3, [_CLIENT_ECHO]),
     "tool_choice": (
         *("none", "auto", "required", {"type": "function", "function": {"name": "echo"}}),
         *({"type": "function", "name": "echo"}, {"type": "web_search"}),
+        *({"type": "any"}, {"type": "tool", "name": "echo"}, {"type": "auto"}),
     ),
     "logit_bias": ({"97": 5}, {"256": -100}, {"97": 1e300}, {"-1": 0}, {"²": 1}),
     "stop": ("a", ["a", "bc"], ["\n"] * 16, "é"),

@@ -72,6 +72,38 @@ def test_keys_are_asked_for_everywhere_but_where_there_is_no_data(keys: str) -> 
     assert ready.json()["error"]["code"] == "no_scheduler"
 
 
+def test_a_key_may_come_as_clients_of_anthropic_send_it(keys: str) -> None:
+    def metrics(**headers: str) -> tuple[str, str, dict[str, Any]]:
+        return get("/metrics", **{name.replace("_", "-"): key for name, key in headers.items()})
+
+    asked = [
+        (metrics(x_api_key="root"), 200),
+        (metrics(x_api_key="one"), 403),
+        (metrics(x_api_key="Bearer root"), 401),
+        (metrics(x_api_key=""), 401),
+        (metrics(x_api_key="root", authorization="Bearer wrong"), 200),
+        (metrics(x_api_key="wrong", authorization="Bearer root"), 200),
+        (metrics(x_api_key="root", authorization="Bearer one"), 403),
+        (metrics(x_api_key="wrong", authorization="Bearer wrong"), 401),
+    ]
+    answers = ask(*(request for request, _ in asked), api_key_file=keys)
+    assert [answer.status_code for answer in answers] == [status for _, status in asked]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_refusals_have_the_form_of_the_route(keys: str, path: str) -> None:
+    def post(key: str, **more: str) -> tuple[str, str, dict[str, Any]]:
+        return "POST", path, {"json": {}, "headers": {"x-api-key": key, **more}}
+
+    first, *others, last = ask(post("two"), *[post("one")] * 3, api_key_file=keys)
+    assert (first.status_code, first.json()["error"]["type"]) == (401, "authentication_error")
+    assert [answer.status_code for answer in others] == [400, 400]
+    assert (last.status_code, last.json()["error"]["type"]) == (429, "rate_limit_error")
+    assert last.json()["request_id"] == last.headers["request-id"]
+    (compressed,) = ask(("POST", path, {"headers": {"content-encoding": "gzip"}}))
+    assert (compressed.status_code, compressed.json()["type"]) == (415, "error")
+
+
 def test_a_tenant_over_its_limit_is_told_when_to_come_back(keys: str) -> None:
     began = time.monotonic()
     responses = ask(
@@ -104,8 +136,10 @@ def test_the_page_is_for_people() -> None:
 
 
 def test_pages_of_allowed_origins_may_ask() -> None:
+    wanted = "anthropic-dangerous-direct-browser-access,anthropic-version,x-api-key"
     preflight = {"origin": "https://a.example", "access-control-request-method": "POST"}
-    options = "OPTIONS", "/v1/completions", {"headers": preflight}
+    preflight["access-control-request-headers"] = wanted
+    options = "OPTIONS", "/v1/messages", {"headers": preflight}
     fields: dict[str, Any] = {
         "allowed_origins": "https://a.example, https://b.example",
         "api_key": "secret",
@@ -118,6 +152,7 @@ def test_pages_of_allowed_origins_may_ask() -> None:
     )
     assert asked.status_code == 200
     assert asked.headers["access-control-allow-origin"] == "https://a.example"
+    assert asked.headers["access-control-allow-headers"] == wanted
     assert (seen.status_code, seen.headers["access-control-allow-origin"]) == (
         401,
         "https://b.example",

@@ -11,6 +11,8 @@ from pagefleet_gateway.app import build_gateway
 from pagefleet_gateway.client import ClientGone
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.guard import read_body
+from pagefleet_gateway.messages_input import understand_message
+from pagefleet_gateway.messages_stream import MessageRenderer
 from pagefleet_gateway.record import begin
 from pagefleet_gateway.serving import GenerationRoute
 from pagefleet_gateway.understanding import understand_completion
@@ -62,13 +64,25 @@ def test_a_compressed_body_is_refused_as_such() -> None:
 
 
 def test_a_stream_that_waits_says_so(tmp_path: Any) -> None:
+    sent = waiting(tmp_path, b'{"prompt": "hello", "stream": true}', understand_completion)
+    assert sent == [b": keep-alive\n\n"] * 3
+
+
+def test_a_stream_of_messages_that_waits_says_so_in_its_own_way(tmp_path: Any) -> None:
+    message = b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "stream": true}'
+    begun, *pings = waiting(tmp_path, message, understand_message, MessageRenderer)
+    assert begun.startswith(b"event: message_start\n")
+    assert pings == [b'event: ping\ndata: {"type":"ping"}\n\n'] * 2
+
+
+def waiting(tmp_path: Any, body: bytes, *route: Any) -> list[bytes]:
+    """What a stream begins with where no scheduler is."""
     settings = GatewaySettings(gateway_endpoint=f"ipc://{tmp_path}/none.sock")
     gateway = build_gateway(settings, echo_model())
     gateway.keep_alive = 0.02
     sent: list[dict[str, Any]] = []
 
     async def wait() -> None:
-        body = chunk(b'{"prompt": "hello", "stream": true}', False)
         gone = asyncio.Event()
 
         async def send(message: Any) -> None:
@@ -76,7 +90,7 @@ def test_a_stream_that_waits_says_so(tmp_path: Any) -> None:
             if len(sent) == 4:
                 gone.set()
 
-        messages = [body]
+        messages = [chunk(body, False)]
 
         async def receive() -> Any:
             if messages:
@@ -87,8 +101,8 @@ def test_a_stream_that_waits_says_so(tmp_path: Any) -> None:
         scope = dict(SCOPE)
         begin(scope, 0.0)
         async with gateway.client.running(), asyncio.timeout(5):
-            await GenerationRoute(gateway, understand_completion)(scope, receive, send)
+            await GenerationRoute(gateway, *route)(scope, receive, send)
 
     asyncio.run(wait())
     assert sent[0]["status"] == 200
-    assert [message["body"] for message in sent[1:4]] == [b": keep-alive\n\n"] * 3
+    return [message["body"] for message in sent[1:4]]

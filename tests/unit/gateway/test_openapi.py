@@ -10,12 +10,14 @@ import pytest
 from pagefleet.settings import GatewaySettings
 from pagefleet_gateway.app import build_gateway, routes
 from pagefleet_gateway.embedding_body import EmbeddingBody
+from pagefleet_gateway.messages_body import CountBody, MessagesBody
 from pagefleet_gateway.openapi import document
 from pagefleet_gateway.response_body import ResponseBody
 from pagefleet_gateway.schema import ChatBody, CompletionBody
 from tests.unit.gateway.served import echo_model
 
 DOCUMENT: Any = json.loads(document())
+BODIES = [CompletionBody, ChatBody, ResponseBody, MessagesBody, CountBody, EmbeddingBody]
 
 
 def test_every_route_is_told_of() -> None:
@@ -36,10 +38,10 @@ def test_every_reference_leads_somewhere() -> None:
     assert {"CompletionBody", "ChatBody", "ErrorBody"} <= names
 
 
-@pytest.mark.parametrize("body", [CompletionBody, ChatBody, ResponseBody, EmbeddingBody])
+@pytest.mark.parametrize("body", BODIES)
 def test_bodies_are_told_of_field_by_field(body: type[msgspec.Struct]) -> None:
     schema = DOCUMENT["components"]["schemas"][body.__name__]
-    assert schema["properties"].keys() == set(body.__struct_fields__)
+    assert schema["properties"].keys() == set(body.__struct_encode_fields__)
     deadline = {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400}
     assert deadline in schema["properties"]["timeout"]["anyOf"]
 

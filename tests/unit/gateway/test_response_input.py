@@ -11,6 +11,7 @@ from pagefleet_gateway.chat_prompt import ChatPrompts
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.generation import Generation, Limits
 from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.response_body import ResponseBody
 from pagefleet_gateway.response_input import understand_response
 from pagefleet_gateway.template import ChatTemplate
 from pagefleet_gateway.understanding import understand_chat
@@ -349,8 +350,8 @@ def test_what_changes_nothing_is_taken() -> None:
     )
     ignored = ["max_tool_calls", "zork", "text.verbosity", "reasoning.summary"]
     assert generation.ignored == ignored
-    assert generation.response is not None
-    assert generation.response.metadata == {"a": "b"}
+    assert isinstance(generation.asked, ResponseBody)
+    assert generation.asked.metadata == {"a": "b"}
     unread = understand_response(
         b'{"input": "a", "reasoning": {"effort": "low"}}', echo_model(), LIMITS
     )
