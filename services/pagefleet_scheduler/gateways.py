@@ -79,7 +79,7 @@ class Gateways:
     def lose(self, peer: bytes, now: float) -> None:
         """A peer is gone; if it is a gateway, its requests are left."""
         if self._heard.pop(peer, None) is not None:
-            self.usage.forget(peer)
+            self.usage.close(peer)
             for request in self._requests.of(peer):
                 self._admission.leave(request, now)
 

@@ -9,7 +9,12 @@ its first beat here is left out: the scheduler before this one has told the othe
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pagefleet.wire import MOST_USE, TenantUse
+
+MOST_GATEWAYS = 1000
+"""Gateways that are remembered: those that live, and the latest of those that may come back."""
 
 
 @dataclass
@@ -30,25 +35,30 @@ class Usage:
     """What tenants have used since this scheduler began."""
 
     _said: dict[bytes, dict[str, TenantUse]] = field(default_factory=dict)
-    """By each gateway, in its last beat."""
+    """By each gateway, in its last beat; who was heard last is last."""
     _total: defaultdict[str, _Sum] = field(default_factory=lambda: defaultdict(_Sum))
     _counted: dict[bytes, defaultdict[str, _Sum]] = field(default_factory=dict)
-    """The part of each present gateway in that."""
+    """The part of each of these gateways in that."""
 
     def note(self, gateway: bytes, used: dict[str, TenantUse]) -> None:
         """Take in what a beat says."""
-        before = self._said.get(gateway, used)  # the first beat is where counting begins
+        before = self._said.pop(gateway, used)  # the first beat is where counting begins
         self._said[gateway] = used
         counted = self._counted.setdefault(gateway, defaultdict(_Sum))
         for tenant, new in used.items():
             old = before.get(tenant, _NOTHING)
             self._total[tenant].add(new, old)
             counted[tenant].add(new, old)
+        if len(self._said) > MOST_GATEWAYS:
+            oldest = next(iter(self._said))
+            del self._said[oldest], self._counted[oldest]
 
-    def forget(self, gateway: bytes) -> None:
-        """A gateway is gone; what it counted stays counted."""
-        self._said.pop(gateway, None)
-        self._counted.pop(gateway, None)
+    def close(self, gateway: bytes) -> None:
+        """A gateway is gone, and has nothing open; if it comes back, its sums go on."""
+        if said := self._said.get(gateway):
+            self._said[gateway] = {
+                tenant: msgspec.structs.replace(use, open=0) for tenant, use in said.items()
+            }
 
     def elsewhere(self, gateway: bytes) -> dict[str, TenantUse]:
         """What tenants have used at all other gateways, and have open there."""

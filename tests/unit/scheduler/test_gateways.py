@@ -147,3 +147,14 @@ def test_what_a_lost_gateway_had_open_is_open_nowhere(cell: Cell) -> None:
         assert isinstance(pulse, Pulse)
         assert sum(use.open for use in pulse.elsewhere.values()) == expected
         cell.events(Lost(b"other"))
+
+
+def test_a_gateway_that_was_silent_is_not_told_of_its_own_use(cell: Cell) -> None:
+    for used in ({}, {"t": TenantUse(9, 900, 1)}):
+        cell.tell(b"g", GatewayBeat([], used))
+    cell.settle()
+    cell.settle()
+    assert len(cell.scheduler.gateways) == 0
+    sent = cell.tell(b"g", GatewayBeat([], {"t": TenantUse(9, 900, 1)}))
+    (pulse,) = [message for message in sent if isinstance(message, Pulse)]
+    assert pulse.elsewhere == {"t": TenantUse(0, 0, 0)}
