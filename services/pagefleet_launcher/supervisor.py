@@ -105,8 +105,8 @@ class Supervisor:
 
     async def _leave(self, child: Child, stage: list[Child]) -> None:
         stage.remove(child)
-        await self._running[child]
-        del self._running[child]
+        await asyncio.wait([self._running[child]])  # whoever is cancelled here does not cancel that
+        self._running.pop(child).result()
 
     # --- the end --------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ def main(name, events, behaviour):
 
     def end(*_):
         note("asked")
-        if behaviour == "stubborn":
+        if behaviour == "stubborn" or (behaviour == "haunted" and not repeated):
             return
         time.sleep(0.3 if behaviour == "slow" else 0.05)
         note("ended")
@@ -42,6 +42,8 @@ def main(name, events, behaviour):
         os.write(2, b"more than a pipe holds\n" * 100_000)
     if behaviour == "parent":
         subprocess.Popen([sys.executable, "-S", __file__, f"{name}-child", events, "serve"])
+    if behaviour == "haunted" and not repeated:  # what keeps its output open is not of its group
+        subprocess.Popen(["sleep", "2"], start_new_session=True)
     if behaviour.startswith("listen:"):
         with socket.socket(fileno=int(behaviour.removeprefix("listen:"))) as listener:
             while True:

@@ -71,3 +71,15 @@ def test_an_end_that_is_asked_for_meanwhile_ends_all(cell):
     cell.signal(signal.SIGTERM)
     assert cell.end()[0] == 1
     assert not cell.alive()
+
+
+def test_an_end_that_is_asked_for_while_a_killed_one_is_buried_ends_all(cell):
+    cell.start({"worker": "haunted"}, drain_timeout=0.3)
+    first = cell.wait_for("worker", "started")
+    cell.signal(signal.SIGHUP)
+    wait_until(lambda: not is_alive(first.pid))
+    cell.signal(signal.SIGTERM)
+    status, errors = cell.end()
+    assert status == 1
+    assert "Traceback" not in errors
+    assert not cell.alive()
