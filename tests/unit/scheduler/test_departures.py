@@ -73,6 +73,8 @@ def test_what_is_too_old_is_forgotten() -> None:
     kept.keep(make_request("r", 4, 4), 0.0)
     kept.move("old", "new", 0.0)
     kept.keep(make_request("late", 4, 4), 1.0)
+    kept.expire(KEEP_SECONDS - 0.1)
+    assert kept.has_moved("old")
     kept.expire(KEEP_SECONDS)
     assert kept.take("r", make_request()) == []
     assert kept.take("late", make_request())
