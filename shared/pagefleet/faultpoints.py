@@ -33,8 +33,8 @@ VARIABLE = "PAGEFLEET_FAULTS"
 log = logging.getLogger(__name__)
 
 _RULE = re.compile(
-    r"(?P<point>[\w.]+):(?P<action>raise|sleep|exit|drop|repeat|corrupt)(?:=(?P<argument>[\d.]+))?"
-    r"(?:@(?P<number>\d+)|%(?P<share>[\d.]+))?"
+    r"(?P<point>[\w.]+):(?P<action>raise|sleep|exit|drop|repeat|corrupt)"
+    r"(?:=(?P<argument>\d*\.?\d+))?(?:@(?P<number>\d+)|%(?P<share>\d*\.?\d+))?"
 )
 
 

@@ -60,7 +60,19 @@ def test_values_are_corrupted_where_the_rule_says():
     assert [schedule.corrupts("a") for _ in range(3)] == [False, True, False]
 
 
-@pytest.mark.parametrize("text", ["a", "a:burn", "a:raise@x", "a:raise%0.1@3", ":raise"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a",
+        "a:burn",
+        "a:raise@x",
+        "a:raise%0.1@3",
+        ":raise",
+        "a:sleep=1.2.3",
+        "a:drop%.",
+        "a:exit=5.",
+    ],
+)
 def test_what_is_no_schedule_is_refused(text):
     with pytest.raises(ScheduleError, match="is no rule; write for example"):
         Schedule(text)
