@@ -105,7 +105,7 @@ class Supervisor:
 
     async def _leave(self, child: Child, stage: list[Child]) -> None:
         stage.remove(child)
-        await asyncio.wait([self._running[child]])  # whoever is cancelled here does not cancel that
+        await asyncio.wait([self._running[child]])  # if this is cancelled, the task is not
         self._running.pop(child).result()
 
     # --- the end --------------------------------------------------------------------------------
