@@ -58,8 +58,9 @@ def run_client(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Iterator[Serving]:
-    """`pagefleet serve` with the default model."""
-    options = ("--check", "--dtype=float32", "--tool-call-parser=hermes")
+    """`pagefleet serve` with the default model; it thinks if its answer begins so."""
+    parsers = ("--tool-call-parser=hermes", "--reasoning-parser=qwen3")
+    options = ("--check", "--dtype=float32", *parsers)
     with pagefleet_serve(tmp_path_factory.mktemp("serve"), *options) as serving:
         yield serving
 

@@ -20,7 +20,9 @@ def test_openai_of_npm(server: Serving) -> None:
     assert ended.stdout.count(" passed") == 10
 
 
-@pytest.mark.parametrize(("client", "checks"), [("litellm", 8), ("langchain", 9), ("agents", 5)])
+@pytest.mark.parametrize(
+    ("client", "checks"), [("litellm", 8), ("langchain", 9), ("agents", 5), ("anthropic", 11)]
+)
 def test_sdk_of_python(
     run_client: Callable[..., str], server: Serving, client: str, checks: int
 ) -> None:
