@@ -89,6 +89,8 @@ def ask(
 def _detail(error: urllib.error.HTTPError) -> Detail:
     try:
         detail = msgspec.json.decode(error.read(), type=_Body).error
+    except BROKEN as broken:
+        raise Unanswered(f"{error.url} answers {error}, and breaks off: {broken}.") from error
     except msgspec.DecodeError:
         return Detail(f"{error.url} answers {error}; is this the address of a gateway?")
     if error.code == http.HTTPStatus.UNAUTHORIZED:

@@ -18,12 +18,13 @@ KEY_IS_MISSING = b'{"error": {"message": "There is no key.", "type": "authentica
 
 
 @contextmanager
-def server(status: int, content: bytes, *, tls: bool = False) -> Iterator[int]:
-    """Answers every GET on this port."""
+def server(status: int, content: bytes, *, tls: bool = False, missing: int = 0) -> Iterator[int]:
+    """Answers every GET on this port, though the last bytes are missing."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
+            self.send_header("Content-Length", str(len(content) + missing))
             self.end_headers()
             self.wfile.write(content)
 
@@ -76,6 +77,14 @@ def test_somebody_else_answers() -> None:
     with (
         server(404, b"<html>") as port,
         pytest.raises(Refused, match="404: Not Found; is this the address"),
+    ):
+        ask(f"http://127.0.0.1:{port}", "/")
+
+
+def test_an_error_that_breaks_off() -> None:
+    with (
+        server(503, KEY_IS_MISSING, missing=9) as port,
+        pytest.raises(Unanswered, match="503: Service Unavailable, and breaks off"),
     ):
         ask(f"http://127.0.0.1:{port}", "/")
 
