@@ -232,6 +232,15 @@ def test_who_died_alone_for_the_first_time_is_only_suspected() -> None:
     assert die(court, suspect) == [suspect.request]
 
 
+def test_deaths_by_chance_before_its_first_one_alone_do_not_excuse_a_suspect() -> None:
+    court, suspect = Quarantine(), stream()
+    for _ in range(3):
+        die(court)
+    die(court, suspect)
+    assert die(court, suspect) == []
+    assert die(court, suspect) == [suspect.request]
+
+
 @pytest.mark.parametrize(("silence", "crashes"), [(ALIVE, 1.0), (ALIVE + 0.1, 0.0)])
 def test_who_was_sent_to_a_worker_that_may_have_been_dead_is_not_blamed(
     silence: float, crashes: float
