@@ -28,7 +28,7 @@ from pagefleet_kernels.cpu_gemm import (
     scattered_product,
     sums_of_a_tile,
 )
-from pagefleet_kernels.cpu_grouped import Weights
+from pagefleet_kernels.cpu_grouped import Weights, blocks_size
 from pagefleet_kernels.cpu_ir import LANES, Format, device
 from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_tasks
 from pagefleet_kernels.cpu_linear import Epilogue, PackedLinear, is_packable, store, write_row
@@ -243,32 +243,87 @@ class PackedExperts:
         self.gates = Panels.of(experts, experts.gate_up, gates=True)
         self.sums = Panels.of(experts, experts.down, gates=False)
 
-    @property
-    def kinds(self) -> set[Weights]:
-        """How the matrices are packed."""
-        return {self.gates.weights, self.sums.weights}
-
     def __call__(self, values: Tensor, adapters: Tensor | None = None) -> Tensor:
         """[T, size] -> [T, size]; no adapter changes it."""
         values, form, rows = values.contiguous(), FORMATS[values.dtype], len(values)
         room, output = Room(self, rows, values.dtype), torch.empty_like(values)
         room.scores[:, : self.router.columns] = self.router(values)
-        _call(route_kernel(), RouteArguments, rows=rows, **room.route())
-        _call(sort_kernel(), SortArguments, rows=rows, **room.sort())
+        _call(route_kernel(), RouteArguments, rows=rows, **self.route(room))
+        _call(sort_kernel(), SortArguments, rows=rows, **self.sort(room))
         if self.gates.weights.grouped:
             values = cpu_layers.quantized(values)
-        _call(_gates_kernel(form, self.gates.weights), GatesArguments, **room.gates(values))
+        gate = self.gate(room, values)
+        _call(_gates_kernel(form, self.gates.weights), GatesArguments, **gate)
         inner = cpu_layers.quantized(room.inner) if self.sums.weights.grouped else room.inner
-        sums = room.sums(inner, output)
-        _call(_sums_kernel(form, self.sums.weights), SumsArguments, rows=rows, **sums)
+        add_up = self.add_up(room, inner, output)
+        _call(_sums_kernel(form, self.sums.weights), SumsArguments, rows=rows, **add_up)
         return output
+
+    def score(self, room: "Room", values: Tensor) -> dict[str, int]:
+        """`LinearArguments` of the router, without the number of rows as all that follow."""
+        return {
+            **self.router.arguments(),
+            "values": values.data_ptr(),
+            "stride": _stride(values),
+            "output": room.scores.data_ptr(),
+            "output_stride": _stride(room.scores),
+        }
+
+    def route(self, room: "Room") -> dict[str, int]:
+        """`RouteArguments`."""
+        return {
+            "scores": room.scores.data_ptr(),
+            "stride": _stride(room.scores),
+            "choices": self.choices,
+            "chosen": self.routing.chosen,
+            "shared": self.routing.shared,
+            "renormalized": self.routing.renormalized,
+            "taken": room.taken.data_ptr(),
+            "factors": room.factors.data_ptr(),
+        }
+
+    def sort(self, room: "Room") -> dict[str, int]:
+        """`SortArguments`."""
+        return {
+            "taken": room.taken.data_ptr(),
+            "factors": room.factors.data_ptr(),
+            "each": self.routing.taken,
+            "experts": self.count,
+            "ends": room.ends.data_ptr(),
+            **room.sorted(),
+        }
+
+    def gate(self, room: "Room", values: Tensor) -> dict[str, int]:
+        """`GatesArguments`, of rows as the matrices want them."""
+        return {
+            **self.gates.arguments(values),
+            "bias": 0,
+            "epilogue": Epilogue.GATE,
+            "output": room.inner.data_ptr(),
+            "output_stride": _stride(room.inner),
+            "columns": self.inner_size,
+            "numbers": room.numbers.data_ptr(),
+            "groups": room.groups.data_ptr(),
+        }
+
+    def add_up(self, room: "Room", inner: Tensor, output: Tensor) -> dict[str, int]:
+        """`SumsArguments`, of slots as the matrices want them."""
+        return {
+            **self.sums.arguments(inner),
+            "output": output.data_ptr(),
+            "output_stride": _stride(output),
+            "columns": self.size,
+            "slots": room.slots.data_ptr(),
+            "sums": room.totals.data_ptr(),
+            "sums_stride": _stride(room.totals),
+            **room.sorted(),
+        }
 
 
 class Room:
-    """Where up to `rows` rows are on their way through experts, and what the stages are told."""
+    """Where up to `rows` rows are on their way through experts of some sizes."""
 
     def __init__(self, experts: PackedExperts, rows: int, dtype: torch.dtype) -> None:
-        self._experts = experts
         slots = rows * experts.routing.taken
         columns = experts.router.columns
         self.scores = torch.empty(rows, columns + -columns % LANES)
@@ -279,61 +334,15 @@ class Room:
         most = slots // GROUP_ROWS + min(slots, experts.count)
         self.groups = torch.empty(1 + most * GROUP_BYTES // 8, dtype=torch.int64)
         self.inner = torch.empty(slots, experts.inner_size, dtype=dtype)
+        self.blocks = torch.empty(slots, blocks_size(experts.inner_size), dtype=torch.uint8)
         self.totals = torch.empty(rows, experts.sums.panels.shape[1] * PANEL)
 
-    def route(self) -> dict[str, int]:
-        """`RouteArguments` without the number of rows."""
-        routing = self._experts.routing
+    def sorted(self) -> dict[str, int]:
+        """Where sorting leaves what it found."""
         return {
-            "scores": self.scores.data_ptr(),
-            "stride": _stride(self.scores),
-            "choices": self._experts.choices,
-            "chosen": routing.chosen,
-            "shared": routing.shared,
-            "renormalized": routing.renormalized,
-            "taken": self.taken.data_ptr(),
-            "factors": self.factors.data_ptr(),
-        }
-
-    def sort(self) -> dict[str, int]:
-        """`SortArguments` without the number of rows."""
-        return {
-            "taken": self.taken.data_ptr(),
-            "factors": self.factors.data_ptr(),
-            "each": self._experts.routing.taken,
-            "experts": self._experts.count,
-            "ends": self.ends.data_ptr(),
             "numbers": self.numbers.data_ptr(),
             "weights": self.weights.data_ptr(),
             "groups": self.groups.data_ptr(),
-        }
-
-    def gates(self, values: Tensor) -> dict[str, int]:
-        """`GatesArguments`, of rows as the matrices want them."""
-        return {
-            **self._experts.gates.arguments(values),
-            "bias": 0,
-            "epilogue": Epilogue.GATE,
-            "output": self.inner.data_ptr(),
-            "output_stride": _stride(self.inner),
-            "columns": self._experts.inner_size,
-            "numbers": self.numbers.data_ptr(),
-            "groups": self.groups.data_ptr(),
-        }
-
-    def sums(self, inner: Tensor, output: Tensor) -> dict[str, int]:
-        """`SumsArguments` without the number of rows, of slots as the matrices want them."""
-        return {
-            **self._experts.sums.arguments(inner),
-            "output": output.data_ptr(),
-            "output_stride": _stride(output),
-            "columns": self._experts.size,
-            "slots": self.slots.data_ptr(),
-            "numbers": self.numbers.data_ptr(),
-            "weights": self.weights.data_ptr(),
-            "groups": self.groups.data_ptr(),
-            "sums": self.totals.data_ptr(),
-            "sums_stride": _stride(self.totals),
         }
 
 

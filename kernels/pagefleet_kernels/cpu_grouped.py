@@ -58,6 +58,11 @@ BLOCK_BYTES = 8 + GROUP
 """Size of a group of a quantized row."""
 
 
+def blocks_size(size: int) -> int:
+    """Bytes of a row of so many numbers, of which whole groups are quantized."""
+    return size // GROUP * BLOCK_BYTES
+
+
 class Weights(enum.Enum):
     """How the numbers of a packed matrix lie in memory."""
 

@@ -1,0 +1,55 @@
+"""What a config says of experts, the feed-forward parts of which a token goes through some."""
+
+from dataclasses import dataclass, replace
+
+from pagefleet_kernels.experts import Routing
+from pagefleet_worker.model_files import ModelError
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """A layer's experts: how many there are, how wide each is inside, and who takes which."""
+
+    count: int
+    inner_size: int
+    routing: Routing
+
+    def narrowed(self, inner_size: int) -> "ExpertShape":
+        """The same, each as wide as that."""
+        return replace(self, inner_size=inner_size)
+
+
+@dataclass(frozen=True)
+class ExpertFields:
+    """The fields of a config that say it, under their names there.
+
+    Layers whose number, counting from 1, is no multiple of `decoder_sparse_step` are dense, and so
+    are `mlp_only_layers`, counting from 0.
+    """
+
+    count: int
+    num_experts_per_tok: int
+    inner_size: int
+    norm_topk_prob: bool
+    decoder_sparse_step: int
+    mlp_only_layers: list[int]
+
+    def layers(self, count: int) -> tuple[ExpertShape | None, ...]:
+        """The experts of each layer; None where it is dense.
+
+        Raises:
+            ModelError: a token cannot take so many.
+        """
+        if not 1 <= self.num_experts_per_tok <= self.count or self.decoder_sparse_step < 1:
+            raise ModelError(
+                f"A token cannot take {self.num_experts_per_tok} of {self.count} experts in every "
+                f"{self.decoder_sparse_step}th layer: the config is malformed."
+            )
+        routing = Routing(self.num_experts_per_tok, self.norm_topk_prob)
+        shape = ExpertShape(self.count, self.inner_size, routing)
+        return tuple(
+            None
+            if layer in self.mlp_only_layers or (layer + 1) % self.decoder_sparse_step
+            else shape
+            for layer in range(count)
+        )
