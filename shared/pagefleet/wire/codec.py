@@ -1,6 +1,8 @@
 """Messages as frames: msgpack, followed by its checksum."""
 
 import zlib
+from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -97,44 +99,26 @@ def unsealed(frame: bytes) -> memoryview:
     return content
 
 
-def decode_from_gateway(frame: bytes) -> FromGateway:
-    """Decode what a scheduler gets from a gateway.
-
-    Raises:
-        WireError: it is something else, or a field is malformed.
-    """
-    return _decode(_from_gateway, frame)
-
-
-def decode_from_worker(frame: bytes) -> FromWorker:
-    """Decode what a scheduler gets from a worker.
-
-    Raises:
-        WireError: it is something else, or a field is malformed.
-    """
-    return _decode(_from_worker, frame)
-
-
-def decode_to_gateway(frame: bytes) -> ToGateway:
-    """Decode what a gateway gets from the scheduler.
-
-    Raises:
-        WireError: it is something else, or a field is malformed.
-    """
-    return _decode(_to_gateway, frame)
-
-
-def decode_to_worker(frame: bytes) -> ToWorker:
-    """Decode what a worker gets from the scheduler.
-
-    Raises:
-        WireError: it is something else, or a field is malformed.
-    """
-    return _decode(_to_worker, frame)
-
-
 def _decode(decoder: "msgspec.msgpack.Decoder[_Decoded]", frame: bytes) -> _Decoded:
+    """The message in a frame.
+
+    Raises:
+        WireError: the frame was damaged, is of another direction, or has a malformed field.
+    """
     try:
         return decoder.decode(unsealed(frame))
     except (msgspec.DecodeError, RecursionError) as error:
         raise WireError(f"not a message: {error}") from error
+
+
+decode_from_gateway: Callable[[bytes], FromGateway] = partial(_decode, _from_gateway)
+"""What the scheduler gets from a gateway; raises `WireError`, as do the following."""
+
+decode_from_worker: Callable[[bytes], FromWorker] = partial(_decode, _from_worker)
+"""What the scheduler gets from a worker."""
+
+decode_to_gateway: Callable[[bytes], ToGateway] = partial(_decode, _to_gateway)
+"""What a gateway gets from the scheduler."""
+
+decode_to_worker: Callable[[bytes], ToWorker] = partial(_decode, _to_worker)
+"""What a worker gets from the scheduler."""
