@@ -15,6 +15,9 @@ timed in runs of their own, stage by stage; what those runs cost more is not in 
 
 With `--adapters 0 1 4` four random LoRA adapters of all matrices are loaded, and every step is
 computed without, with one for all rows, and with four in turns. The limits do not count them.
+
+With `--transformers` the layers are those of transformers, as of models that the decoder does not
+cover: of parts only the logits are timed.
 """
 
 import argparse
@@ -44,7 +47,8 @@ from pagefleet.prepared import prepared_folder
 from pagefleet.settings import DEFAULT_MODEL, WorkerSettings
 from pagefleet.wire import SAMPLED, Open, Plan, checksum, pack_ints
 from pagefleet_kernels.cpu_program import Program
-from pagefleet_worker.config import DecoderConfig, load_config
+from pagefleet_worker import model_loading
+from pagefleet_worker.config import ARCHITECTURES, DecoderConfig, load_config
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import Engine
 from pagefleet_worker.loading import load_engine
@@ -225,6 +229,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--adapters", type=int, nargs="*", default=(0,), help="LoRA adapters")
     parser.add_argument("--rank", type=int, default=16, help="of the adapters")
+    parser.add_argument("--transformers", action="store_true", help="compute the layers so")
     options = parser.parse_args()
     longest = max(options.contexts, default=0) + options.repeats + 16
     settings = WorkerSettings(
@@ -242,7 +247,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         if most := max(options.adapters):
             folder = adapted(folder, Path(scratch, "model"), most, options.rank)
-        engine = load_engine(folder, settings, lambda: None)
+        covered = () if options.transformers else ARCHITECTURES
+        with patch.object(model_loading, "ARCHITECTURES", covered):
+            engine = load_engine(folder, settings, lambda: None)
     engine.team = None  # all threads compute every step
     print(f"loaded in {time.perf_counter() - begin:.1f} s; load {os.getloadavg()[0]:.1f}")
     clock = Clock()

@@ -112,7 +112,7 @@ def show_prefill(kernels: Kernels, multiplied: float, repeats: int) -> None:
 
 def show_layers(kernels: Kernels, repeats: int) -> None:
     """The other kernels of a step, in microseconds, and the reference after the slash."""
-    print("us a call     rows      add_rms_norm          silu_mul   rotary_write_kv")
+    print("us a call     rows      add_rms_norm          gate_mul   rotary_write_kv")
     cos_sin = torch.randn(256, HEAD_SIZE)
     for dtype in DTYPES:
         for rows in (1, 8, 64, 256):
@@ -125,7 +125,7 @@ def show_layers(kernels: Kernels, repeats: int) -> None:
             cells = []
             for name, arguments in (
                 ("add_rms_norm", (hidden, hidden, weight, 1e-5)),
-                ("silu_mul", (gate_up,)),
+                ("gate_mul", (gate_up,)),
                 ("rotary_write_kv", (*split, cos_sin, index, *step.pool[0], index * BLOCK_SIZE)),
             ):
                 fast, plain = (

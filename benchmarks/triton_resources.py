@@ -21,9 +21,10 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler import ASTSource
 
+from pagefleet_kernels.layers import Activation
 from pagefleet_kernels.lora import Factors
 from pagefleet_kernels.quantized import GROUP
-from pagefleet_kernels.triton_activation import silu_mul
+from pagefleet_kernels.triton_activation import gate_mul
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_cache import copy_blocks, rotary_write_kv, write_kv
 from pagefleet_kernels.triton_logprobs import log_softmax
@@ -250,7 +251,10 @@ def _elementwise_case(hidden: int, inner: int) -> Callable[[Chip], object]:
         values, weight = _empty(64, hidden), _empty(hidden)
         rms_norm(values, weight, 1e-5)
         add_rms_norm(values, values, weight, 1e-5)
-        silu_mul(_empty(64, 2 * inner))
+        wide = _empty(hidden, dtype=torch.float32)
+        add_rms_norm(values, values, wide, 1e-5, wide, 0.5)
+        for activation in Activation:
+            gate_mul(_empty(64, 2 * inner), activation)
 
     return run
 

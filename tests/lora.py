@@ -13,6 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from pagefleet_worker.prepare import prepare
 
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_FUSED = dict.fromkeys(ATTENTION[:3], "self_attn.qkv_proj")
+_FUSED |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj")
+"""What some models have in the place of several modules."""
+
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -27,9 +31,9 @@ KINDS: dict[str, dict[str, Any]] = {
             "alpha_pattern": {"self_attn.q_proj": 7},
         },
         "ranks": lambda layer, part: (
-            5 if "v_" in part else 20 if (layer, part) == (1, MLP[1]) else 3
+            5 if part.endswith(".v_proj") else 20 if (layer, part) == (1, MLP[1]) else 3
         ),
-        "scale": lambda rank, part: (7 if "q_" in part else 4) / rank**0.5,
+        "scale": lambda rank, part: (7 if part.endswith(".q_proj") else 4) / rank**0.5,
     },
     "few": {"parts": ("self_attn.o_proj",), "layers": 1, "config": {"r": 1, "lora_alpha": 2}},
 }
@@ -50,10 +54,13 @@ def make_adapter(kind: str, model: Path, folder: Path, seed: int = 0) -> dict[st
         name: weight.shape
         for name, weight in AutoModelForCausalLM.from_config(config).named_parameters()
     }
+    parts = what["parts"]
+    if "model.layers.0.self_attn.qkv_proj.weight" in shapes:
+        parts = tuple(dict.fromkeys(_FUSED.get(part, part) for part in parts))
     generator = torch.Generator().manual_seed(seed)
     tensors, added = {}, {}
     for layer in range(what.get("layers", config.num_hidden_layers)):
-        for part in what["parts"]:
+        for part in parts:
             name, rank = f"model.layers.{layer}.{part}", ranks(layer, part)
             outputs, inputs = shapes[f"{name}.weight"]
             down = torch.randn(rank, inputs, generator=generator) / inputs**0.5
@@ -63,7 +70,7 @@ def make_adapter(kind: str, model: Path, folder: Path, seed: int = 0) -> dict[st
             added[f"{name}.weight"] = scale(rank, part) * up @ down
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
-    targets = sorted({part.split(".")[1] for part in what["parts"]})
+    targets = sorted({part.split(".")[1] for part in parts})
     settings = {"peft_type": "LORA", "bias": "none", "target_modules": targets, **alone}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     return added

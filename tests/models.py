@@ -11,16 +11,21 @@ from transformers import (
     BartConfig,
     BertConfig,
     BloomConfig,
+    Cohere2Config,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
     GPT2Config,
     GptOssConfig,
+    GraniteConfig,
     Llama4TextConfig,
     LlamaConfig,
     MambaConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
     OPTConfig,
     Phi3Config,
     PhimoeConfig,
@@ -29,6 +34,9 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     RobertaConfig,
+    SmolLM3Config,
+    Starcoder2Config,
+    VaultGemmaConfig,
 )
 
 VOCAB_SIZE = 272
@@ -59,6 +67,8 @@ class Variant:
     config: type
     changes: dict[str, Any] = field(default_factory=dict)
 
+
+_LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 
 VARIANTS = {
     "llama": Variant(LlamaConfig),
@@ -97,14 +107,6 @@ VARIANTS = {
         Qwen2Config, {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
     ),
     "qwen3": Variant(Qwen3Config, {"head_dim": 32}),
-}
-"""Architectures of the native decoder."""
-
-_LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
-
-ADAPTED = {
-    "gpt2": Variant(GPT2Config, {"num_key_value_heads": 4}),
-    "opt": Variant(OPTConfig, {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 32}),
     "gemma2": Variant(
         Gemma2Config,
         {
@@ -115,10 +117,48 @@ ADAPTED = {
             "final_logit_softcapping": 3.0,
         },
     ),
+}
+"""Architectures of the native decoder."""
+
+COUSINS = {
     "gemma3": Variant(
         Gemma3TextConfig, {"head_dim": 32, "sliding_window": 20, "layer_types": _LAYER_TYPES}
     ),
     "phi3": Variant(Phi3Config, {"sliding_window": 24}),
+    "gemma": Variant(GemmaConfig, {"head_dim": 32}),
+    "olmo2": Variant(Olmo2Config),
+    "olmo3": Variant(Olmo3Config, {"sliding_window": 20, "layer_types": _LAYER_TYPES}),
+    "smollm3": Variant(SmolLM3Config, {"no_rope_layers": [1, 0, 1]}),
+    "granite": Variant(
+        GraniteConfig,
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 3.0,
+        },
+    ),
+    "phi3-partial": Variant(
+        Phi3Config, {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.75}}
+    ),
+}
+"""More of them, which differ from a variant in a switch or two."""
+
+ADAPTED = {
+    "gpt2": Variant(GPT2Config, {"num_key_value_heads": 4}),
+    "opt": Variant(OPTConfig, {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 32}),
+    "vaultgemma": Variant(
+        VaultGemmaConfig,
+        {
+            "head_dim": 32,
+            "sliding_window": 20,
+            "layer_types": _LAYER_TYPES,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "cohere2": Variant(Cohere2Config, {"sliding_window": 20, "layer_types": _LAYER_TYPES}),
+    "starcoder2": Variant(Starcoder2Config, {"sliding_window": 24}),
     "mixtral": Variant(MixtralConfig, {"num_local_experts": 4}),
     "qwen3-moe": Variant(
         Qwen3MoeConfig,
@@ -158,7 +198,7 @@ REFUSED = {
 
 def make_model(name: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Save the variant `name` with random weights in Hugging Face's layout."""
-    variant = (VARIANTS | ADAPTED | REFUSED)[name]
+    variant = (VARIANTS | COUSINS | ADAPTED | REFUSED)[name]
     config = variant.config(**(_SIZES | variant.changes | changes))
     model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)

@@ -7,9 +7,10 @@ import torch
 
 from benchmarks.correctness.comparison import ROUNDING, Check, Inputs, error_of
 from pagefleet_kernels import reference
+from pagefleet_kernels.layers import Activation
 from pagefleet_kernels.lora import Factors
 from pagefleet_kernels.quantized import GROUP, Quantized
-from pagefleet_kernels.triton_activation import silu_mul
+from pagefleet_kernels.triton_activation import gate_mul
 from pagefleet_kernels.triton_lora import HeldLoras
 from pagefleet_kernels.triton_matmul import product
 from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
@@ -19,7 +20,9 @@ from pagefleet_kernels.triton_quantized import PackedGroups, quantized_product
 def quick(inputs: Inputs) -> Iterator[partial[Check]]:
     """A few seconds in the interpreter."""
     yield partial(_norms, inputs, torch.float32, 576)
+    yield partial(_post_norms, inputs, torch.float32, 576)
     yield partial(_activation, inputs, torch.float32, 1536)
+    yield partial(_activation, inputs, torch.float32, 1536, Activation.GELU_TANH)
     yield partial(_product, inputs, torch.float32, 70, 100, 90)
     yield partial(_invariant_product, inputs, torch.float32, 100, 40)
     yield partial(_quantized_product, inputs, torch.float16, 4, 3, 1056, 70)
@@ -33,7 +36,9 @@ def full(inputs: Inputs) -> Iterator[partial[Check]]:
     for dtype in (torch.bfloat16, torch.float32):
         yield partial(_norms, inputs, dtype, 4096)
         yield partial(_norms, inputs, dtype, 80)
+        yield partial(_post_norms, inputs, dtype, 2304)
         yield partial(_activation, inputs, dtype, 14336)
+        yield partial(_activation, inputs, dtype, 9216, Activation.GELU_TANH)
         for count in (1, 64, 200):
             yield partial(_product, inputs, dtype, count, 4096, 6144)
             yield partial(_adapters, inputs, dtype, count, 4096, 3072)
@@ -59,10 +64,27 @@ def _norms(inputs: Inputs, dtype: torch.dtype, size: int) -> Check:
     return Check("rms_norm, add_rms_norm", f"37 x {size}", error, ROUNDING[dtype])
 
 
-def _activation(inputs: Inputs, dtype: torch.dtype, size: int) -> Check:
+def _post_norms(inputs: Inputs, dtype: torch.dtype, size: int) -> Check:
+    """What is added is normed too, with weights of float32; the residual is so small that errors of
+    both norms show.
+    """
+    values, residual = (inputs.normal(37, size, dtype=dtype) for _ in range(2))
+    weight, post = (1 + inputs.normal(size, dtype=torch.float32) / 4 for _ in range(2))
+    found = add_rms_norm(values, residual / 64, weight, 1e-6, post, 0.5)
+    wide = values.double(), residual.double() / 64, weight.double()
+    expected = reference.add_rms_norm(*wide, 1e-6, post.double(), 0.5)
+    error = max(map(error_of, found, expected))
+    return Check("add_rms_norm, post", f"37 x {size}", error, 2 * ROUNDING[dtype])
+
+
+def _activation(
+    inputs: Inputs, dtype: torch.dtype, size: int, activation: Activation = Activation.SILU
+) -> Check:
     gate_up = inputs.normal(37, 2 * size, dtype=dtype) * 3
-    error = error_of(silu_mul(gate_up), reference.silu_mul(gate_up.double()))
-    return Check("silu_mul", f"37 x {size}", error, ROUNDING[dtype])
+    exact = reference.gate_mul(gate_up.double(), activation)
+    error = error_of(gate_mul(gate_up, activation), exact)
+    case = f"37 x {size}, {activation.name.lower()}"
+    return Check("gate_mul", case, error, ROUNDING[dtype])
 
 
 def _product(inputs: Inputs, dtype: torch.dtype, rows: int, width: int, outputs: int) -> Check:

@@ -6,6 +6,7 @@ by one thread with one order of sums, whatever the batch.
 
 import ctypes
 import functools
+import math
 from typing import Any
 
 import torch
@@ -34,10 +35,14 @@ from pagefleet_kernels.cpu_simd import (
     store_numbers,
     total,
 )
+from pagefleet_kernels.layers import Activation
 from pagefleet_kernels.quantized import GROUP
 
 _ROWS_OF_A_TASK = 4
 _FLOAT32 = Format.FLOAT32
+
+_GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
+_GELU_CUBIC = 0.044715 * _GELU_LINEAR
 
 
 class NormArguments(ctypes.Structure):
@@ -52,9 +57,9 @@ class NormArguments(ctypes.Structure):
 
 
 class GateArguments(ctypes.Structure):
-    """What `silu_mul` hands to the compiled code; the stride is in bytes."""
+    """What `gate_mul` hands to the compiled code; the stride is in bytes."""
 
-    _fields_ = fields("rows size gate_up stride output")
+    _fields_ = fields("rows size gate_up stride output gelu")
 
 
 class QuantizeArguments(ctypes.Structure):
@@ -143,17 +148,30 @@ def _norm(form: Any, arguments: Any, values: int, skipped: int) -> None:
 
 
 @device
+def activated(form: Any, gates: Any, gelu: bool) -> Any:
+    """Sixteen gates, activated (`layers.Activation`) and rounded.
+
+    GELU by tanh is the gate times a sigmoid too: 1 + tanh(y) = 2 sigmoid(2 y).
+    """
+    power = negative(gates)
+    if gelu:
+        cubic = multiply_add(
+            multiply(gates, gates), broadcast(_GELU_CUBIC), broadcast(_GELU_LINEAR)
+        )
+        power = multiply(power, cubic)
+    return rounded(form, divide(gates, add(broadcast(1.0), exp(power))))
+
+
+@device
 def _gate(form: Any, arguments: Any, row: int) -> None:
     size, itemsize = arguments.size, form.itemsize
     gates = arguments.gate_up + row * arguments.stride
-    one = broadcast(1.0)
     for begin in range(0, size, 16):
         place, count = begin * itemsize, size - begin
         gate = _load(form, gates + place, count)
         up = _load(form, gates + size * itemsize + place, count)
-        activated = rounded(form, divide(gate, add(one, exp(negative(gate)))))
         output = arguments.output + row * size * itemsize + place
-        _store(form, output, multiply(activated, up), count)
+        _store(form, output, multiply(activated(form, gate, arguments.gelu != 0), up), count)
 
 
 @device
@@ -285,16 +303,16 @@ def add_rms_norm(
     return output, added
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """`reference.silu_mul`, compiled for float32 and bfloat16."""
+def gate_mul(gate_up: Tensor, activation: Activation = Activation.SILU) -> Tensor:
+    """`reference.gate_mul`, compiled for float32 and bfloat16."""
     if not _dense(gate_up):
-        return reference.silu_mul(gate_up)
+        return reference.gate_mul(gate_up, activation)
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     output = gate_up.new_empty((rows, size))
     _gate_kernel(FORMATS[gate_up.dtype])(
         threads_for(gate_up.numel()),
         rows, size, gate_up.data_ptr(), gate_up.stride(0) * gate_up.element_size(),
-        output.data_ptr(),
+        output.data_ptr(), activation is Activation.GELU_TANH,
     )  # fmt: skip
     return output
 

@@ -1,7 +1,7 @@
 """Linear layers on the CPU, over weights that are packed once (see `cpu_gemm` for how and why).
 
 A task is some rows times one panel. What follows a product at once is done while it is in the
-caches: the bias, the rounding, and for gates and values the activation (`reference.silu_mul`, with
+caches: the bias, the rounding, and for gates and values the activation (`reference.gate_mul`, with
 its roundings), whose panels hold sixteen gates and the sixteen values that they belong to.
 
 An output's bits depend on its row and on the weights alone, whatever the batch and the threads.
@@ -29,18 +29,14 @@ from pagefleet_kernels.cpu_lora import PackedLoras, add_loras, send_for_loras
 from pagefleet_kernels.cpu_packing import arena, interleaved, packed, packed_groups
 from pagefleet_kernels.cpu_simd import (
     add,
-    broadcast,
-    divide,
-    exp,
     load_floats,
     load_numbers,
     multiply,
-    negative,
     rounded,
     store_few,
     store_numbers,
 )
-from pagefleet_kernels.layers import Layer
+from pagefleet_kernels.layers import Activation, Layer
 from pagefleet_kernels.lora import Loras
 from pagefleet_kernels.quantized import Matrix, Quantized
 
@@ -57,6 +53,13 @@ class Epilogue(IntEnum):
     """silu(gate) * value of each pair, in the dtype of the inputs."""
     WIDE = 2
     """Its outputs as float32."""
+    GELU_GATE = 3
+    """The same as `GATE` with GELU."""
+
+    @property
+    def gates(self) -> bool:
+        """Whether outputs come in pairs."""
+        return self in (Epilogue.GATE, Epilogue.GELU_GATE)
 
 
 class LinearArguments(ctypes.Structure):
@@ -97,10 +100,10 @@ def _outputs(form: Any, arguments: Any, panel: int, sums: int, vector: int) -> A
 def write_row(form: Any, arguments: Any, panel: int, sums: int, row: int) -> None:
     """A row's outputs of one panel, from its sums, as the epilogue says."""
     output = arguments.output + row * arguments.output_stride
-    if arguments.epilogue == 1:
+    if arguments.epilogue == 1 or arguments.epilogue == 3:
         gate = rounded(form, _outputs(form, arguments, panel, sums, 0))
         value = rounded(form, _outputs(form, arguments, panel, sums, 1))
-        activated = rounded(form, divide(gate, add(broadcast(1.0), exp(negative(gate)))))
+        activated = cpu_layers.activated(form, gate, arguments.epilogue == 3)
         begin = panel * LANES
         place = output + begin * form.itemsize
         store(form, place, multiply(activated, value), arguments.columns - begin)
@@ -166,7 +169,7 @@ class PackedLinear:
     ) -> None:
         self.columns, self.inputs = weight.shape
         order = torch.arange(self.columns)
-        if epilogue is Epilogue.GATE:
+        if epilogue.gates:
             order = interleaved(order)
             weight = weight.rows(order) if isinstance(weight, Quantized) else weight[order]
             bias = None if bias is None else bias[order]
@@ -230,13 +233,19 @@ def linear(weight: Matrix, bias: Tensor | None = None, loras: Loras = ()) -> Lay
     return packed_layer or reference.linear(weight, bias, loras)
 
 
-def gated(weight: Matrix, bias: Tensor | None = None, loras: Loras = ()) -> Layer:
+def gated(
+    weight: Matrix,
+    bias: Tensor | None = None,
+    loras: Loras = (),
+    activation: Activation = Activation.SILU,
+) -> Layer:
     """`reference.gated`, packed where gates come in sixteens."""
-    packed_layer = _layer(weight, bias, Epilogue.GATE, loras)
+    gelu = activation is Activation.GELU_TANH
+    packed_layer = _layer(weight, bias, Epilogue.GELU_GATE if gelu else Epilogue.GATE, loras)
     if packed_layer is not None:
         return packed_layer
     gate_up = linear(weight, bias, loras)
-    return lambda values, adapters=None: cpu_layers.silu_mul(gate_up(values, adapters))
+    return lambda values, adapters=None: cpu_layers.gate_mul(gate_up(values, adapters), activation)
 
 
 def head(weight: Matrix) -> Layer:
@@ -250,4 +259,4 @@ def is_packable(weight: Matrix, epilogue: Epilogue) -> bool:
         weight.dtype not in FORMATS or weight.shape[1] * weight.element_size() % 4
     ):
         return False
-    return epilogue is not Epilogue.GATE or weight.shape[0] % (2 * LANES) == 0
+    return not epilogue.gates or weight.shape[0] % (2 * LANES) == 0

@@ -15,7 +15,7 @@ from pagefleet_kernels import cpu_attention
 from pagefleet_kernels.cpu_cache import has_panels
 from pagefleet_kernels.cpu_grouped import BLOCK_BYTES
 from pagefleet_kernels.cpu_launch import FORMATS
-from pagefleet_kernels.cpu_linear import Epilogue, PackedLinear
+from pagefleet_kernels.cpu_linear import PackedLinear
 from pagefleet_kernels.cpu_lora import PackedLoras
 from pagefleet_kernels.cpu_program import Program, Stage
 from pagefleet_kernels.cpu_rows import PANEL
@@ -31,7 +31,7 @@ class LayerStack:
         self._layers, self._norm, self._shape = layers, norm, shape
         self._kv_scales: Tensor | None = None
         packed = [part for part in _parts(layers) if isinstance(part, PackedLinear)]
-        self._gated_size = max(part.columns for part in packed if part.epilogue is Epilogue.GATE)
+        self._gated_size = max(part.columns for part in packed if part.epilogue.gates)
         self._weights = packed[0].weights
         loras = [part.loras for part in packed]
         self._inner_size = max((each.inner_size for each in loras if each is not None), default=0)
@@ -104,13 +104,13 @@ class LayerStack:
     def _write_down(self, capacity: int) -> None:
         """Make the buffers for `capacity` tokens, and the programs that use them."""
         shape, norm = self._shape, self._norm
-        kv_dtype = norm.dtype if self._kv_scales is None else torch.uint8
+        kv_dtype = shape.dtype if self._kv_scales is None else torch.uint8
         sizes = shape.head_size, shape.query_heads, shape.heads
-        self._heads = cpu_attention.Shape.of(norm.dtype, kv_dtype, *sizes)
+        self._heads = cpu_attention.Shape.of(shape.dtype, kv_dtype, *sizes)
         self._capacity = capacity
 
         def buffer(width: int) -> Tensor:
-            return torch.empty(capacity, width, dtype=norm.dtype)
+            return torch.empty(capacity, width, dtype=shape.dtype)
 
         self._residual, self._normed = buffer(len(norm)), buffer(len(norm))
         self._projected = buffer(len(norm))
@@ -126,9 +126,11 @@ class LayerStack:
     def _write_program(self, *, adapted: bool) -> Program:
         """All layers, with or without what adapters add."""
         norm, heads = self._norm, self._heads
-        self._program = Program(FORMATS[norm.dtype], self._weights, heads.narrow, heads.wide)
+        self._program = Program(FORMATS[self._shape.dtype], self._weights, heads.narrow, heads.wide)
         self._adapted = adapted
-        self._add_norm(self._residual, self._layers[0].attention_norm, self._normed)
+        first = self._layers[0].attention_norm
+        if first is not None:
+            self._add_norm(self._residual, first)
         following = [*(layer.attention_norm for layer in self._layers[1:]), norm]
         kept = [0] * len(following)
         if self._kv_scales is not None:
@@ -136,9 +138,9 @@ class LayerStack:
         for layer, kv_scales, next_norm in zip(self._layers, kept, following, strict=True):
             self._add_attention(layer, kv_scales)
             self._add_linear(layer.output, self._attended, self._projected)
-            self._add_norm(self._projected, layer.mlp_norm, self._normed, self._residual)
-            self._add_mlp(layer.mlp)
-            self._add_norm(self._projected, next_norm, self._normed, self._residual)
+            self._add_sum(layer.mlp_norm, layer.post_attention_norm)
+            self._add_mlp(layer.mlp, self._input(layer.mlp_norm))
+            self._add_sum(next_norm, layer.post_mlp_norm)
             self._program.end_section()
         self._program.close()
         return self._program
@@ -146,25 +148,24 @@ class LayerStack:
     def _add_attention(self, layer: DecoderLayer, kv_scales: int) -> None:
         shape, heads = self._shape, self._heads
         itemsize, head_bytes = self._qkv.element_size(), shape.head_size * self._qkv.element_size()
-        self._add_linear(layer.qkv, self._normed, self._qkv)
+        self._add_linear(layer.qkv, self._input(layer.attention_norm), self._qkv)
         query = self._qkv.data_ptr()
         key = query + shape.query_heads * head_bytes
         value, stride = key + shape.heads * head_bytes, self._qkv.stride(0) * itemsize
         sources = {"query": query, "query_stride": stride, "key": key, "key_stride": stride}
         if layer.query_norm is not None and layer.key_norm is not None:
-            for name, weight, parts, target in (
-                ("query", layer.query_norm, shape.query_heads, self._query),
-                ("key", layer.key_norm, shape.heads, self._key),
+            for name, weight, target in (
+                ("query", layer.query_norm, self._query),
+                ("key", layer.key_norm, self._key),
             ):
                 self._program.add(
                     Stage.NORM,
-                    parts=parts,
-                    size=shape.head_size,
+                    parts=target.shape[1] // len(weight),
+                    size=len(weight),
                     values=sources[name],
                     stride=stride,
-                    weight=weight.data_ptr(),
                     output=target.data_ptr(),
-                    eps=shape.eps,
+                    **self._norm_by(weight),
                 )
                 sources[name] = target.data_ptr()
                 sources[f"{name}_stride"] = target.stride(0) * itemsize
@@ -198,9 +199,9 @@ class LayerStack:
             softcap=shape.softcap,
         )
 
-    def _add_mlp(self, mlp: Layer) -> None:
+    def _add_mlp(self, mlp: Layer, values: Tensor) -> None:
         assert isinstance(mlp, DenseMlp)
-        self._add_linear(mlp.gated, self._normed, self._gated)
+        self._add_linear(mlp.gated, values, self._gated)
         self._add_linear(mlp.down, self._gated, self._projected)
 
     def _add_linear(self, layer: Layer, values: Tensor, output: Tensor) -> None:
@@ -252,23 +253,41 @@ class LayerStack:
         )
         return self._blocks
 
-    def _add_norm(
-        self, values: Tensor, weight: Tensor, output: Tensor, residual: Tensor | None = None
-    ) -> None:
-        """A norm, after a sum in place if there is a residual."""
-        place = 0 if residual is None else residual.data_ptr()
+    def _input(self, norm: Tensor | None) -> Tensor:
+        """What a part of a layer reads that has this norm before it."""
+        return self._residual if norm is None else self._normed
+
+    def _add_norm(self, values: Tensor, weight: Tensor) -> None:
+        self._program.add(Stage.NORM, **self._vectors(values), **self._norm_by(weight))
+
+    def _add_sum(self, weight: Tensor | None, post: Tensor | None) -> None:
+        """What was projected comes to the residual in place; see `reference.add_rms_norm`."""
+        residual = self._residual.data_ptr()
         self._program.add(
             Stage.NORM,
-            parts=1,
-            size=values.shape[1],
-            values=values.data_ptr(),
-            stride=values.stride(0) * values.element_size(),
-            residual=place,
-            added=place,
-            weight=weight.data_ptr(),
-            output=output.data_ptr(),
-            eps=self._shape.eps,
+            residual=residual,
+            added=residual,
+            factor=self._shape.factor,
+            **self._vectors(self._projected),
+            **self._norm_by(weight, post),
         )
+
+    def _vectors(self, values: Tensor) -> dict[str, int]:
+        return {
+            "parts": 1,
+            "size": values.shape[1],
+            "values": values.data_ptr(),
+            "stride": values.stride(0) * values.element_size(),
+            "output": self._normed.data_ptr(),
+        }
+
+    def _norm_by(self, weight: Tensor | None, post: Tensor | None = None) -> dict[str, float]:
+        """The fields of a norm's weights."""
+        weights = {"weight": weight, "post": post}
+        places = {name: each.data_ptr() for name, each in weights.items() if each is not None}
+        dtypes = {each.dtype for each in weights.values() if each is not None}
+        wide = bool(dtypes - {self._shape.dtype})
+        return {"wide": wide, "eps": self._shape.eps, **places}
 
 
 def stack(layers: Sequence[DecoderLayer], norm: Tensor, shape: StackShape) -> LayerStack | None:
@@ -277,7 +296,7 @@ def stack(layers: Sequence[DecoderLayer], norm: Tensor, shape: StackShape) -> La
     """
     parts = _parts(layers)
     kinds = {part.weights if isinstance(part, PackedLinear) else None for part in parts}
-    if None in kinds or len(kinds) > 1 or not has_panels(norm.dtype, shape.head_size):
+    if None in kinds or len(kinds) > 1 or not has_panels(shape.dtype, shape.head_size):
         return None
     return LayerStack(layers, norm, shape)
 

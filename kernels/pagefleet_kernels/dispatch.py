@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pagefleet_kernels import reference
-from pagefleet_kernels.layers import DecoderLayer, Layer, Stack, StackShape
+from pagefleet_kernels.layers import Activation, DecoderLayer, Layer, Stack, StackShape
 from pagefleet_kernels.lora import Loras
 from pagefleet_kernels.quantized import Matrix, Quantized
 
@@ -41,9 +41,9 @@ class Kernels:
     rotary_write_kv: Callable[..., Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
-    silu_mul: Callable[[Tensor], Tensor]
+    gate_mul: Callable[[Tensor, Activation], Tensor]
     linear: Callable[[Matrix, Tensor | None, Loras], Layer]
-    gated: Callable[[Matrix, Tensor | None, Loras], Layer]
+    gated: Callable[[Matrix, Tensor | None, Loras, Activation], Layer]
     head: Callable[[Matrix], Layer]
     log_softmax: Callable[[Tensor], Tensor] = reference.log_softmax
     sample: Callable[..., Tensor] | None = None
@@ -61,7 +61,7 @@ REFERENCE = Kernels(
     rotary_write_kv=reference.rotary_write_kv,
     rms_norm=reference.rms_norm,
     add_rms_norm=reference.add_rms_norm,
-    silu_mul=reference.silu_mul,
+    gate_mul=reference.gate_mul,
     linear=reference.linear,
     gated=reference.gated,
     head=reference.head,
@@ -102,9 +102,14 @@ def _triton(invariant: bool) -> Kernels:
         plain = product(weight, bias)
         return triton_lora.adapted(plain, loras) if any(loras) else plain
 
-    def gated(weight: Matrix, bias: Tensor | None = None, loras: Loras = ()) -> Layer:
-        gate_up = linear(weight, bias, loras)
-        return lambda values, adapters=None: triton_activation.silu_mul(gate_up(values, adapters))
+    def gated(
+        weight: Matrix,
+        bias: Tensor | None = None,
+        loras: Loras = (),
+        activation: Activation = Activation.SILU,
+    ) -> Layer:
+        gate_up, gate_mul = linear(weight, bias, loras), triton_activation.gate_mul
+        return lambda values, adapters=None: gate_mul(gate_up(values, adapters), activation)
 
     def head(weight: Matrix) -> Layer:
         scores = linear(weight)
@@ -118,7 +123,7 @@ def _triton(invariant: bool) -> Kernels:
         rotary_write_kv=triton_cache.rotary_write_kv,
         rms_norm=triton_norm.rms_norm,
         add_rms_norm=triton_norm.add_rms_norm,
-        silu_mul=triton_activation.silu_mul,
+        gate_mul=triton_activation.gate_mul,
         linear=linear,
         gated=gated,
         head=head,
@@ -149,7 +154,7 @@ def _cpu() -> Kernels:
         rotary_write_kv=cpu_cache.rotary_write_kv,
         rms_norm=cpu_layers.rms_norm,
         add_rms_norm=cpu_layers.add_rms_norm,
-        silu_mul=cpu_layers.silu_mul,
+        gate_mul=cpu_layers.gate_mul,
         linear=cpu_linear.linear,
         gated=cpu_linear.gated,
         head=cpu_linear.head,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -40,15 +41,17 @@ class DenseMlp:
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """One layer of a decoder; norms are [size], of the numbers' dtype."""
+    """One layer of a decoder; for norms see `reference.rms_norm`. Not every layer has each."""
 
-    attention_norm: Tensor
+    attention_norm: Tensor | None
     qkv: Layer
     query_norm: Tensor | None
     key_norm: Tensor | None
-    """Norms of single heads, before they are rotated."""
+    """Norms of single heads, or of all of a token's, before they are rotated."""
     output: Layer
-    mlp_norm: Tensor
+    post_attention_norm: Tensor | None
+    mlp_norm: Tensor | None
+    post_mlp_norm: Tensor | None
     mlp: Layer
     """The feed-forward part: dense, or of experts."""
     rotation: Tensor
@@ -59,7 +62,9 @@ class DecoderLayer:
 
 @dataclass(frozen=True)
 class StackShape:
-    """What all layers of a decoder share; for `scale` and `softcap` see `reference.attention`."""
+    """What all layers of a decoder share; for `scale` and `softcap` see `reference.attention`, for
+    `factor` `reference.add_rms_norm`.
+    """
 
     query_heads: int
     heads: int
@@ -67,6 +72,8 @@ class StackShape:
     scale: float
     softcap: float
     eps: float
+    factor: float
+    dtype: torch.dtype
 
 
 class Stack(Protocol):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagefleet_kernels.experts import Experts, Routing
-from pagefleet_kernels.layers import Layer
+from pagefleet_kernels.layers import Activation, Layer
 from pagefleet_kernels.lora import Loras
 from pagefleet_kernels.quantized import Matrix, round_rows
 
@@ -220,16 +220,20 @@ def add_rms_norm(
     return added if weight is None else rms_norm(added, weight, eps), added
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """SiLU of the first half of the last dimension times the second half (SwiGLU, Shazeer, 2020).
+def gate_mul(gate_up: Tensor, activation: Activation = Activation.SILU) -> Tensor:
+    """The activation of the first half of the last dimension times the second half (SwiGLU, GEGLU,
+    Shazeer, 2020).
 
     Args:
         gate_up: [T, 2 * size].
+        activation: of the gates.
 
     Returns:
         [T, size] in the dtype of `gate_up`; rounded once before the product and once after.
     """
     gate, up = gate_up.chunk(2, dim=-1)
+    if activation is Activation.GELU_TANH:
+        return F.gelu(gate, approximate="tanh") * up
     return F.silu(gate) * up
 
 
@@ -291,12 +295,17 @@ def lora(values: Tensor, adapters: Tensor, loras: Loras, outputs: int) -> Tensor
     return added
 
 
-def gated(weight: Matrix, bias: Tensor | None = None, loras: Loras = ()) -> Layer:
-    """Makes the layer `silu_mul`(x W^T + b); it gives half as many numbers as W has rows. Adapters
+def gated(
+    weight: Matrix,
+    bias: Tensor | None = None,
+    loras: Loras = (),
+    activation: Activation = Activation.SILU,
+) -> Layer:
+    """Makes the layer `gate_mul`(x W^T + b); it gives half as many numbers as W has rows. Adapters
     are those of `linear`.
     """
     gate_up = linear(weight, bias, loras)
-    return lambda values, adapters=None: silu_mul(gate_up(values, adapters))
+    return lambda values, adapters=None: gate_mul(gate_up(values, adapters), activation)
 
 
 def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:

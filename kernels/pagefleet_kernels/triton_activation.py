@@ -1,17 +1,27 @@
-"""The gated activation of a feed-forward layer on GPUs, in Triton (SwiGLU, Shazeer, 2020)."""
+"""Gated activations of a feed-forward layer on GPUs, in Triton (SwiGLU, GEGLU: Shazeer, 2020)."""
+
+import math
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagefleet_kernels.layers import Activation
 from pagefleet_kernels.triton_jit import jit
 
 _TILE = 1024
+_LINEAR = tl.constexpr(2 * math.sqrt(2 / math.pi))
+_CUBIC = tl.constexpr(0.044715 * 2 * math.sqrt(2 / math.pi))
 
 
 @jit
-def _silu_mul_kernel(
-    gate_up: tl.tensor, output: tl.tensor, stride: tl.tensor, size: tl.tensor, TILE: tl.constexpr
+def _gate_mul_kernel(
+    gate_up: tl.tensor,
+    output: tl.tensor,
+    stride: tl.tensor,
+    size: tl.tensor,
+    TILE: tl.constexpr,
+    GELU: tl.constexpr,
 ) -> None:
     """One program per (token, tile)."""
     token = tl.program_id(0).to(tl.int64)
@@ -21,15 +31,19 @@ def _silu_mul_kernel(
     source = gate_up + token * stride + dims
     gate = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(source + size, mask=mask, other=0.0).to(tl.float32)
-    activated = (gate / (1 + tl.exp(-gate))).to(TYPE).to(tl.float32)
+    power = -gate
+    if GELU:  # 1 + tanh(y) = 2 sigmoid(2 y)
+        power = tl.minimum(power * (_LINEAR + _CUBIC * gate * gate), 88.0)
+    activated = (gate / (1 + tl.exp(power))).to(TYPE).to(tl.float32)
     tl.store(output + token * size + dims, (activated * up).to(TYPE), mask=mask)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """SiLU of the first half of the last dimension, times the second half.
+def gate_mul(gate_up: Tensor, activation: Activation = Activation.SILU) -> Tensor:
+    """The activation of the first half of the last dimension, times the second half.
 
     Args:
         gate_up: [T, 2 * size], the last dimension contiguous.
+        activation: of the gates.
 
     Returns:
         [T, size] in the dtype of `gate_up`.
@@ -37,7 +51,13 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     output = gate_up.new_empty((tokens, size))
     if tokens:
-        _silu_mul_kernel[(tokens, triton.cdiv(size, _TILE))](
-            gate_up, output, gate_up.stride(0), size, TILE=_TILE, enable_fp_fusion=True
+        _gate_mul_kernel[(tokens, triton.cdiv(size, _TILE))](
+            gate_up,
+            output,
+            gate_up.stride(0),
+            size,
+            TILE=_TILE,
+            GELU=activation is Activation.GELU_TANH,
+            enable_fp_fusion=True,
         )
     return output

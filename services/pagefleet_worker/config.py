@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import torch
+from torch import Tensor
 
 from pagefleet.manifest import CONFIG_FILE
 from pagefleet_kernels.layers import Activation
@@ -78,6 +80,29 @@ class DecoderConfig(ModelShape):
     logits_softcap: float = 0.0
     fused: bool = False
     format: Format | None = None
+
+    @property
+    def modules(self) -> dict[str, tuple[str, ...]]:
+        """The modules, as files name them, that each matrix of a layer is stacked of."""
+        heads = ("qkv",) if self.fused else ("q", "k", "v")
+        gates = ("gate_up",) if self.fused else ("gate", "up")
+        return {
+            "qkv": tuple(f"self_attn.{name}_proj" for name in heads),
+            "output": ("self_attn.o_proj",),
+            "gate_up": tuple(f"mlp.{name}_proj" for name in gates),
+            "down": ("mlp.down_proj",),
+        }
+
+    def qkv_order(self, layer: int) -> Tensor | None:
+        """Which of the rows of queries, keys and values that files have comes where, in a layer:
+        int64 [rows]; None if they lie as they should. See `Rope.order`.
+        """
+        order = self.ropes[layer].order(self.head_dim)
+        if order is None:
+            return None
+        begins = torch.arange(self.heads + self.kv_heads).unsqueeze(1) * self.head_dim
+        rows = (begins + order).flatten()
+        return torch.cat((rows, len(rows) + torch.arange(self.kv_size)))
 
     def within(self, length: int) -> "DecoderConfig":
         """The same for sequences of up to so many tokens."""

@@ -23,33 +23,38 @@ from pagefleet_kernels.dispatch import Kernels
 from pagefleet_kernels.layers import DecoderLayer, DenseMlp, Stack, StackShape
 from pagefleet_worker.batch import Batch
 from pagefleet_worker.config import DecoderConfig
-from pagefleet_worker.lora import FUSED, LayerFactors, LoraAdapter
+from pagefleet_worker.lora import LayerFactors, LoraAdapter
 from pagefleet_worker.ranks import ALONE, Ranks
 from pagefleet_worker.weights import DecoderWeights, LayerWeights
 
 
 def prepare_layer(
+    config: DecoderConfig,
+    number: int,
     weights: LayerWeights,
     kernels: Kernels,
     rotation: Tensor,
-    window: int,
     changes: Sequence[LayerFactors] = (),
 ) -> DecoderLayer:
-    """A layer whose matrices are as `kernels` want them; `changes` are those of each adapter."""
-    loras = {field: [each[field] for each in changes] for field in FUSED}
+    """Layer `number`, whose matrices are as `kernels` want them, with the changes of adapters."""
+    loras = {field: [each[field] for each in changes] for field in config.modules}
     return DecoderLayer(
         attention_norm=weights.attention_norm,
         qkv=kernels.linear(weights.qkv, weights.qkv_bias, loras["qkv"]),
         query_norm=weights.query_norm,
         key_norm=weights.key_norm,
         output=kernels.linear(weights.output, weights.output_bias, loras["output"]),
+        post_attention_norm=weights.post_attention_norm,
         mlp_norm=weights.mlp_norm,
+        post_mlp_norm=weights.post_mlp_norm,
         mlp=DenseMlp(
-            gated=kernels.gated(weights.gate_up, weights.gate_up_bias, loras["gate_up"]),
+            gated=kernels.gated(
+                weights.gate_up, weights.gate_up_bias, loras["gate_up"], config.activation
+            ),
             down=kernels.linear(weights.down, weights.down_bias, loras["down"]),
         ),
         rotation=rotation,
-        window=window,
+        window=config.windows[number],
     )
 
 
@@ -74,9 +79,12 @@ class Decoder:
         self.bits = sorted(weights.bits)
         self._embedding, self._norm = weights.embedding, weights.norm
         self._head = kernels.head(weights.head)
+        scale = torch.tensor(config.embedding_scale).to(self._embedding)
+        self._scale = None if config.embedding_scale == 1 else scale
         self._progress = progress
         heads = (config.heads, config.kv_heads, config.head_dim)
-        shape = StackShape(*heads, config.scale, config.softcap, config.norm_eps)
+        numbers = (config.scale, config.softcap, config.norm_eps, config.residual_factor)
+        shape = StackShape(*heads, *numbers, weights.embedding.dtype)
         self._kv_scales: Tensor | None = None
         self._stack: Stack | None = None
         if ranks is ALONE:
@@ -95,10 +103,10 @@ class Decoder:
         changes = [each.layers(config, embedding.dtype, embedding.device) for each in loras]
         by_layer = zip(*changes, strict=True) if changes else repeat((), count)
         rotations = [tables[rope] for rope in config.ropes]
-        each = zip(weights.layers, rotations, config.windows, by_layer, strict=True)
+        each = zip(weights.layers, rotations, by_layer, strict=True)
         return [
-            prepare_layer(layer, self.kernels, rotation, window, factors)
-            for layer, rotation, window, factors in each
+            prepare_layer(config, number, layer, self.kernels, rotation, factors)
+            for number, (layer, rotation, factors) in enumerate(each)
         ]
 
     @property
@@ -163,15 +171,19 @@ class Decoder:
     def hidden_by_layer(self, batch: Batch, pool: Tensor) -> Tensor:
         """`hidden`, one kernel after another."""
         kernels, ranks, eps = self.kernels, self._ranks, self.config.norm_eps
-        residual = self._embedded(batch)
-        normed = kernels.rms_norm(residual, self.layers[0].attention_norm, eps)
+        factor, first_norm = self.config.residual_factor, self.layers[0].attention_norm
+        residual = normed = self._embedded(batch)
+        if first_norm is not None:
+            normed = kernels.rms_norm(residual, first_norm, eps)
         next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self._norm]
         scales = self._kv_scales if self._kv_scales is not None else [None] * len(pool)
         for layer, next_norm, *kept in zip(self.layers, next_norms, pool, scales, strict=True):
             attended = ranks.sum(self._attention(layer, normed, batch, *kept))
-            normed, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, eps)
+            norms = layer.mlp_norm, eps, layer.post_attention_norm
+            normed, residual = kernels.add_rms_norm(attended, residual, *norms, factor)
             fed = ranks.sum(layer.mlp(normed, batch.adapters))
-            normed, residual = kernels.add_rms_norm(fed, residual, next_norm, eps)
+            norms = next_norm, eps, layer.post_mlp_norm
+            normed, residual = kernels.add_rms_norm(fed, residual, *norms, factor)
             self._progress()
         return normed
 
@@ -185,12 +197,20 @@ class Decoder:
         Returns:
             float32 [L, vocabulary size].
         """
-        scores = self._ranks.beside(self._head(hidden[rows]))
-        return scores[:, : self.config.vocab_size]
+        config = self.config
+        scores = self._ranks.beside(self._head(hidden[rows]))[:, : config.vocab_size]
+        if config.logits_divisor != 1:
+            scores = scores.div_(config.logits_divisor)
+        if config.logits_softcap:
+            scores = scores.div_(config.logits_softcap).tanh_().mul_(config.logits_softcap)
+        return scores
 
     def _embedded(self, batch: Batch) -> Tensor:
         """The step's tokens, without those that pad it: [T, hidden size]."""
-        ids = batch.ids[: len(batch.slots)]
+        embedded = self._looked_up(batch.ids[: len(batch.slots)])
+        return embedded if self._scale is None else embedded.mul_(self._scale)
+
+    def _looked_up(self, ids: Tensor) -> Tensor:
         if self._ranks is ALONE:
             return F.embedding(ids, self._embedding)
         count = len(self._embedding)
@@ -212,8 +232,8 @@ class Decoder:
         qkv = layer.qkv(normed, batch.adapters).view(len(normed), -1, head_dim)
         query, key, value = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], 1)
         if layer.query_norm is not None and layer.key_norm is not None:
-            query = kernels.rms_norm(query, layer.query_norm, config.norm_eps)
-            key = kernels.rms_norm(key, layer.key_norm, config.norm_eps)
+            query = self._norm_heads(query, layer.query_norm)
+            key = self._norm_heads(key, layer.key_norm)
         eight_bits = {} if kv_scales is None else {"kv_scales": kv_scales}
         placed = (batch.positions, caches[0], caches[1], batch.slots)
         query = kernels.rotary_write_kv(query, key, value, layer.rotation, *placed, **eight_bits)
@@ -230,3 +250,8 @@ class Decoder:
             **eight_bits,
         )
         return layer.output(attended.flatten(1), batch.adapters)
+
+    def _norm_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
+        """Heads [T, H, D], each by itself or all of a token together, as long as the weight is."""
+        vectors = heads.view(len(heads), -1, len(weight))
+        return self.kernels.rms_norm(vectors, weight, self.config.norm_eps).view(heads.shape)

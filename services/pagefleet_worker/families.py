@@ -142,10 +142,95 @@ _UPPER_WINDOWS = {
     "layer_types": None,
 }
 
+_MLP_BIASES = {**_BIASES, "mlp_bias": False}
+_GEMMA = {"tie_word_embeddings": True, **_BIASES}
+_GEMMA_NORMS = {"norm_offset": 1.0, "wide_norms": True}
+_GEMMA_2_AND_3 = {
+    **_GEMMA,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "layer_types": None,
+}
+_OLMO_2 = {
+    "pre_norms": False,
+    "post_norms": True,
+    "wide_norms": True,
+    "qk_norm": QkNorm.WHOLE,
+}
+
 FAMILIES = {
-    "llama": Family({**_BIASES, "mlp_bias": False}),
+    "llama": Family(_MLP_BIASES),
     "mistral": Family({"sliding_window": None}, layer_types=_sliding),
     "qwen2": Family(_UPPER_WINDOWS, {"qkv_bias": True}),
     "qwen3": Family({**_BIASES, **_UPPER_WINDOWS}, {"qk_norm": QkNorm.HEADS}),
+    "gemma2": Family(
+        {
+            **_GEMMA_2_AND_3,
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        {**_GEMMA_NORMS, "post_norms": True},
+        layer_types=_but_the_last,
+        root_embedding=True,
+    ),
+    "gemma3_text": Family(
+        {
+            **_GEMMA_2_AND_3,
+            "vocab_size": 262208,
+            "max_position_embeddings": 131072,
+            "sliding_window_pattern": 6,
+            "final_logit_softcapping": None,
+        },
+        {**_GEMMA_NORMS, "post_norms": True, "qk_norm": QkNorm.HEADS},
+        layer_types=_but_the_last,
+        theta=1000000.0,
+        local_theta=10000.0,
+        root_embedding=True,
+    ),
+    "phi3": Family(
+        {"sliding_window": None}, {"fused": True}, layer_types=_sliding, partial_rope=True
+    ),
+    "olmo2": Family(_BIASES, _OLMO_2),
+    "olmo3": Family(
+        {**_BIASES, "sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4},
+        _OLMO_2,
+        layer_types=_but_the_last,
+        theta=500000.0,
+        local_theta=500000.0,
+    ),
+    "smollm3": Family(
+        {
+            **_MLP_BIASES,
+            "tie_word_embeddings": True,
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "layer_types": None,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+        },
+        layer_types=_unturned,
+        theta=2000000.0,
+    ),
+    "granite": Family(
+        {
+            **_MLP_BIASES,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        }
+    ),
+    "gemma": Family(
+        {**_GEMMA, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh"},
+        _GEMMA_NORMS,
+        root_embedding=True,
+        activations={**ACTIVATIONS, "gelu": Activation.GELU_TANH},  # as they meant it
+    ),
 }
 """By the `model_type` of a config."""

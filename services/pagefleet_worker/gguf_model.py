@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from pagefleet.manifest import Weights
 from pagefleet_worker.gguf_file import GgufTensor, read_gguf
@@ -20,7 +22,26 @@ _MODEL_CLASSES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
 }
+_MODEL_TYPES = {"gemma3": "gemma3_text"}
+"""Of architectures that Hugging Face calls otherwise."""
+
+_OPTIONAL = {
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base_swa": "rope_local_base_freq",
+}
+"""Keys under the architecture's name, and the fields that they are."""
+
+_LARGEST_GEMMAS = {("gemma2", 46), ("gemma3", 62)}
+"""Architecture and layers of those that scale scores by another size than that of a head, which no
+key says (llama.cpp knows them by their layers too).
+"""
 _END_OF_TURN_KEYS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
@@ -34,8 +55,10 @@ class _Pooling(IntEnum):
     RANK = 4
 
 
-def gguf_model(path: Path, name: str) -> ModelFiles:
-    """The model in the GGUF file `path`; a ModelError names what in it cannot be served."""
+def gguf_model(path: Path, name: str, *, own_tokenizer: bool = True) -> ModelFiles:
+    """The model in the GGUF file `path`; a ModelError names what in it cannot be served. Without
+    its `own_tokenizer`, which then may be of any kind, an empty one waits for its substitute.
+    """
     file = read_gguf(path)
     metadata = file.metadata
     tokens = metadata.get("tokenizer.ggml.tokens", [])
@@ -47,7 +70,7 @@ def gguf_model(path: Path, name: str) -> ModelFiles:
     return ModelFiles(
         name=name,
         config=_config(metadata, file.tensors),
-        tokenizer=gguf_tokenizer(metadata),
+        tokenizer=gguf_tokenizer(metadata) if own_tokenizer else Tokenizer(BPE()),
         weights=Weights("gguf", (str(path.resolve()),)),
         special_tokens=named,
         chat_template=metadata.get("tokenizer.chat_template"),
@@ -79,8 +102,7 @@ def _config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[st
     hidden_size = value("embedding_length")
     config = {
         "architectures": [_MODEL_CLASSES[architecture]],
-        "model_type": architecture,
-        "hidden_act": "silu",
+        "model_type": _MODEL_TYPES.get(architecture, architecture),
         "hidden_size": hidden_size,
         "intermediate_size": value("feed_forward_length"),
         "num_hidden_layers": value("block_count"),
@@ -96,16 +118,41 @@ def _config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[st
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
     }
-    if f"{architecture}.attention.sliding_window" in metadata:
-        config["sliding_window"] = value("attention.sliding_window")
-    scaling = (
-        _metadata_rope_scaling(architecture, metadata)
-        if (factors := tensors.get("rope_freqs.weight")) is None
-        else _llama3_rope_scaling(factors.data, config)
-    )
-    if scaling is not None:
+    for key, field in _OPTIONAL.items():
+        if f"{architecture}.{key}" in metadata:
+            config[field] = value(key)
+    if architecture in ("gemma2", "gemma3"):
+        largest = (architecture, config["num_hidden_layers"]) in _LARGEST_GEMMAS
+        config["query_pre_attn_scalar"] = hidden_size / heads if largest else config["head_dim"]
+    turned = value("rope.dimension_count", config["head_dim"])
+    if turned != config["head_dim"]:
+        config["partial_rotary_factor"] = turned / config["head_dim"]
+    if (scaling := _rope_scaling(architecture, metadata, tensors, config)) is not None:
         config["rope_scaling"] = scaling
     return config
+
+
+def _rope_scaling(
+    architecture: str,
+    metadata: dict[str, Any],
+    tensors: dict[str, GgufTensor],
+    config: dict[str, Any],
+) -> dict[str, Any] | None:
+    if "rope_freqs.weight" in tensors:
+        return _llama3_rope_scaling(tensors["rope_freqs.weight"].data, config)
+    if "rope_factors_long.weight" not in tensors:
+        return _metadata_rope_scaling(architecture, metadata)
+    said = {
+        "original_max_position_embeddings": "original_context_length",
+        "attention_factor": "attn_factor",
+    }
+    keys = {field: f"{architecture}.rope.scaling.{key}" for field, key in said.items()}
+    return {
+        "rope_type": "longrope",
+        "long_factor": tensors["rope_factors_long.weight"].data.tolist(),
+        "short_factor": tensors["rope_factors_short.weight"].data.tolist(),
+        **{field: metadata[key] for field, key in keys.items() if key in metadata},
+    }
 
 
 def _metadata_rope_scaling(architecture: str, metadata: dict[str, Any]) -> dict[str, Any] | None:

@@ -84,14 +84,15 @@ def gguf_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
     if algorithm != "gpt2":
         raise ModelError(
             f"The GGUF tokenizer model {algorithm!r} is not supported, only byte-level BPE "
-            "('gpt2'). Use the model's folder with tokenizer.json and safetensors instead."
+            "('gpt2'). Name the model's tokenizer.json, or a folder that holds it, with "
+            "--tokenizer."
         )
     name = metadata.get("tokenizer.ggml.pre")
     if name not in _RULES:
         raise ModelError(
             f"The GGUF pre-tokenizer {name!r} is not known (known: {', '.join(_RULES)}), and a "
-            "guess would give wrong tokens. Use the model's folder with tokenizer.json and "
-            "safetensors instead."
+            "guess would give wrong tokens. Name the model's tokenizer.json, or a folder that "
+            "holds it, with --tokenizer."
         )
     rule = _RULES[name]
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]

@@ -42,6 +42,9 @@ _PIECE_ELEMENTS = 1 << 20
 class GgufSource:
     """One GGUF file."""
 
+    norm_offset = 0.0
+    """It is added when a model is converted."""
+
     def __init__(self, path: Path, config: DecoderConfig) -> None:
         file = read_gguf(path)
         self._tensors = file.tensors

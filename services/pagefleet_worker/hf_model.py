@@ -6,12 +6,16 @@ from typing import Any
 from pagefleet.manifest import CONFIG_FILE, GENERATION_CONFIG_FILE, Weights
 from pagefleet_worker.checkpoints import format_of
 from pagefleet_worker.config import ARCHITECTURES
+from pagefleet_worker.families import FAMILIES
 from pagefleet_worker.hf_tokenizer import hf_tokenizer
 from pagefleet_worker.model_files import ModelError, ModelFiles, open_safetensors, read_json
 from pagefleet_worker.sentence_modules import is_last_token_embedding
 
 _OWN_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files of AutoGPTQ and AutoAWQ, for folders whose config.json does not say that."""
+
+_TEXT_MODELS = {"gemma3": "gemma3_text"}
+"""Architectures that see, and those of their text models, by `model_type`."""
 
 _EMBEDDING = "embed_tokens.weight"
 """Its name where there is nothing around the layers."""
@@ -22,7 +26,7 @@ def hf_model(folder: Path, name: str) -> ModelFiles:
     config = read_json(folder / CONFIG_FILE)
     if config is None:
         raise ModelError(f"{folder} lacks config.json: it is no model in Hugging Face's layout.")
-    config = _with_quantization(config, folder)
+    config = _with_quantization(_of_text(config), folder)
     if config.get("model_type") in ARCHITECTURES:
         format_of(config)  # what cannot be read is refused now
     weights = _weight_files(folder)
@@ -43,6 +47,15 @@ def hf_model(folder: Path, name: str) -> ModelFiles:
     )
 
 
+def _of_text(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of the text model, where another sees for it."""
+    if config.get("model_type") not in _TEXT_MODELS or "text_config" not in config:
+        return config
+    shared = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config")
+    outer = {name: config[name] for name in shared if name in config}
+    return {**config["text_config"], **outer, "model_type": _TEXT_MODELS[config["model_type"]]}
+
+
 def _with_quantization(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Tools once wrote how they quantize under another name, or into a file of their own."""
     named = {"compressed-tensors": config.get("compression_config")}
@@ -60,7 +73,9 @@ def _with_common_names(config: dict[str, Any]) -> dict[str, Any]:
     architecture = config.get("model_type")
     own = CONFIG_MAPPING[architecture].attribute_map if architecture in CONFIG_MAPPING else {}
     names = {name: own.get(name) for name in ("vocab_size", "max_position_embeddings")}
-    return {name: config[theirs] for name, theirs in names.items() if theirs in config} | config
+    found = {name: config[theirs] for name, theirs in names.items() if theirs in config}
+    silent = FAMILIES[architecture].reads if architecture in FAMILIES else {}
+    return {name: silent[name] for name in names if name in silent} | found | config
 
 
 def _has_head(config: dict[str, Any], weights: tuple[str, ...]) -> bool:

@@ -8,7 +8,7 @@ right is worse than one that does not start.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
@@ -22,16 +22,8 @@ from pagefleet_kernels.lora import Factors
 from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.model_files import ModelError, open_safetensors, read_json
 
-FUSED = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "output": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-"""The modules that each matrix of a layer is stacked of."""
-
 LayerFactors: TypeAlias = dict[str, tuple[Factors, ...]]
-"""What an adapter adds to each of the `FUSED` matrices of one layer."""
+"""What an adapter adds to each matrix of one layer, by the names of `DecoderConfig.modules`."""
 
 _NAME = re.compile(
     r"base_model\.model\.(?:model\.)?layers\.(0|[1-9][0-9]{0,5})\.(.+)\.lora_(A|B)\.weight"
@@ -99,16 +91,23 @@ class LoraAdapter:
                     )
                 return tensor
 
-            def factors(layer: int, parts: Sequence[str]) -> Iterator[Factors]:
+            def factors(layer: int, field: str, order: Tensor | None) -> Iterator[Factors]:
                 first = 0
-                for part in parts:
+                for part in config.modules[field]:
+                    outputs = sizes[part][0]
                     if (module := self.modules.get((layer, part))) is not None:
                         down, up = (read(name) for name in (module.down, module.up))
+                        if order is not None:
+                            up = up[order[first : first + outputs].to(device) - first]
                         yield Factors(first, down, up, module.scale)
-                    first += sizes[part][0]
+                    first += outputs
 
             for layer in range(config.layers):
-                yield {field: tuple(factors(layer, parts)) for field, parts in FUSED.items()}
+                orders = {"qkv": config.qkv_order(layer)}
+                yield {
+                    field: tuple(factors(layer, field, orders.get(field)))
+                    for field in config.modules
+                }
 
 
 def read_adapter(folder: Path, config: DecoderConfig) -> LoraAdapter:
@@ -257,7 +256,7 @@ def _modules(
 def _place(path: Path, name: str, config: DecoderConfig) -> tuple[int, str, str]:
     """Layer, module, and A or B."""
     match = _NAME.fullmatch(name)
-    parts = [part for fused in FUSED.values() for part in fused]
+    parts = [part for names in config.modules.values() for part in names]
     if match is None or match[2] not in parts:
         served = ", ".join(part.split(".")[1] for part in parts)
         raise ModelError(
@@ -275,12 +274,16 @@ def _place(path: Path, name: str, config: DecoderConfig) -> tuple[int, str, str]
 def module_sizes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
     """Outputs and inputs of every module that can be changed."""
     hidden, inner = config.hidden_size, config.intermediate_size
-    return {
-        "self_attn.q_proj": (config.query_size, hidden),
-        "self_attn.k_proj": (config.kv_size, hidden),
-        "self_attn.v_proj": (config.kv_size, hidden),
-        "self_attn.o_proj": (hidden, config.query_size),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
+    stacked = {
+        "qkv": ((config.query_size, config.kv_size, config.kv_size), hidden),
+        "output": ((hidden,), config.query_size),
+        "gate_up": ((inner, inner), hidden),
+        "down": ((hidden,), inner),
     }
+    sizes: dict[str, tuple[int, int]] = {}
+    for field, names in config.modules.items():
+        outputs, inputs = stacked[field]
+        if len(names) < len(outputs):
+            outputs = (sum(outputs),)
+        sizes |= {name: (each, inputs) for name, each in zip(names, outputs, strict=True)}
+    return sizes

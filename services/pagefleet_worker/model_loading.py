@@ -95,6 +95,7 @@ def _load_decoder(
         if loaded == total and device.type == "cpu":
             _log.info("kernels that are new to this machine are compiled now, which takes seconds")
 
+    config = config.within(means.positions)
     own = ranks.share.of(config)
     dtype = choose_dtype(settings.dtype, config, device)
     able = device.type != "cpu" or dtype is not torch.float16

@@ -98,7 +98,9 @@ def prepare(
             )
         Manifest.load(Path(model))
         return Path(model).absolute()
-    source = _substituted(_resolve(model, cache), tokenizer, generation_config)
+    own_tokenizer = tokenizer == AUTO
+    source = _resolve(model, cache, own_tokenizer=own_tokenizer)
+    source = _substituted(source, tokenizer, generation_config)
     source = _with_adapters(source, adapters)
     key = hashlib.sha256(f"{FORMAT_VERSION}\0{source.identity}".encode()).hexdigest()[:16]
     folder = cache.absolute() / "models" / f"{source.name}-{key}"
@@ -109,7 +111,7 @@ def prepare(
     return folder
 
 
-def _resolve(model: str, cache: Path) -> Source:
+def _resolve(model: str, cache: Path, *, own_tokenizer: bool) -> Source:
     if model == ECHO_MODEL:
         return Source(ECHO_MODEL, ECHO_MODEL, _read_echo)
     if model == DEFAULT_MODEL:
@@ -121,7 +123,9 @@ def _resolve(model: str, cache: Path) -> Source:
         )
     path = Path(model).expanduser().resolve()
     if path.is_file() and path.suffix == ".gguf":
-        return Source(path.stem, _identity(path), lambda: _read_gguf(path, path.stem))
+        return Source(
+            path.stem, _identity(path), lambda: _read_gguf(path, path.stem, own_tokenizer)
+        )
     if not path.is_dir():
         if model.startswith(("/", ".", "~")) or path.suffix == ".gguf":
             raise FileNotFoundError(f"There is no model folder and no .gguf file at {path}.")
@@ -178,10 +182,10 @@ def _read_echo() -> ModelFiles:
     return echo_model()
 
 
-def _read_gguf(path: Path, name: str) -> ModelFiles:
+def _read_gguf(path: Path, name: str, own_tokenizer: bool = True) -> ModelFiles:
     from pagefleet_worker.gguf_model import gguf_model
 
-    return gguf_model(path, name)
+    return gguf_model(path, name, own_tokenizer=own_tokenizer)
 
 
 def _read_hf(path: Path, name: str) -> ModelFiles:

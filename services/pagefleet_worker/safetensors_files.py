@@ -11,20 +11,22 @@ from pagefleet_worker.model_files import ModelError, open_safetensors
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
-_INNER = "model."
+_INNER, _TEXT_MODEL = "model.", "language_model."
 
 
 class TensorFiles:
     """Any number of files that hold one model.
 
-    What was saved without its head, as models for embeddings are, has no `model.` before its names.
+    What was saved without its head, as models for embeddings are, has no `model.` before its names;
+    the text model of one that sees has `language_model.` before it, or behind.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
         files = [open_safetensors(path, "pt") for path in paths]
         held = {name: file for file in files for name in file.keys()}  # noqa: SIM118
-        prefix = "" if any(name.startswith(_INNER) for name in held) else _INNER
-        self._tensors = {prefix + name: (file, name) for name, file in held.items()}
+        plain = {name: name.replace(_TEXT_MODEL, "", 1) for name in held}
+        prefix = "" if any(name.startswith(_INNER) for name in plain.values()) else _INNER
+        self._tensors = {prefix + plain[name]: (file, name) for name, file in held.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors

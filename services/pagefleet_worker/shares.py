@@ -10,11 +10,13 @@ Where there are fewer key/value heads than ranks, neighbours hold the same one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Self
 
 from torch import Tensor
 
 from pagefleet_worker.config import DecoderConfig
+from pagefleet_worker.families import QkNorm
 from pagefleet_worker.model_files import ModelError
 
 
@@ -30,6 +32,14 @@ class Cut:
     def all(cls, count: int) -> Self:
         """Every one."""
         return cls(0, count, count)
+
+    @staticmethod
+    def stacked(cuts: Sequence["Cut"]) -> list["Cut"]:
+        """The same where the wholes lie one behind the other in one matrix."""
+        whole = sum(cut.whole for cut in cuts)
+        begins = [0, *accumulate(cut.whole for cut in cuts)]
+        pairs = zip(cuts, begins, strict=False)
+        return [Cut(begin + cut.first, cut.count, whole) for cut, begin in pairs]
 
     def times(self, width: int) -> "Cut":
         """The same of things that are `width` rows or columns each."""
@@ -69,12 +79,17 @@ class Share:
             ModelError: the model cannot be shared evenly by so many.
         """
         ranks, heads, kv_heads = self.ranks, config.heads, config.kv_heads
+        if ranks > 1 and config.qk_norm is QkNorm.WHOLE:
+            raise ModelError(
+                f"Devices cannot share a {config.architecture} model: it norms the queries of all "
+                "heads together. Leave out --tensor-parallel-size."
+            )
         if not _is_shared_by(config, ranks):
             possible = [n for n in range(1, heads + 1) if _is_shared_by(config, n)]
             raise ModelError(
                 f"{ranks} devices cannot share {heads} attention heads, {kv_heads} key/value heads "
-                f"and {config.intermediate_size} inner neurons evenly. --tensor-parallel-size may "
-                f"be {', '.join(map(str, possible))} for this model."
+                f"and {config.intermediate_size} inner neurons evenly. "
+                f"--tensor-parallel-size may be {', '.join(map(str, possible))} for this model."
             )
         return replace(
             config,

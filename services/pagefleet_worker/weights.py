@@ -22,7 +22,7 @@ from pagefleet_worker.families import QkNorm
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.safetensors_files import TensorFiles
 from pagefleet_worker.shares import WHOLE, Cut, Share, put_part
-from pagefleet_worker.stored_matrix import Format, StoredMatrix
+from pagefleet_worker.stored_matrix import StoredMatrix
 
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -52,18 +52,20 @@ Progress = Callable[[int, int], None]
 class LayerWeights:
     """One decoder layer, matrices as [outputs, inputs]."""
 
-    attention_norm: Tensor
     qkv: Matrix
     output: Matrix
-    mlp_norm: Tensor
     gate_up: Matrix
     down: Matrix
     qkv_bias: Tensor | None = None
     output_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    attention_norm: Tensor | None = None
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
+    post_attention_norm: Tensor | None = None
+    mlp_norm: Tensor | None = None
+    post_mlp_norm: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,11 @@ class DecoderWeights:
 class Source(Protocol):
     """Weight files that know their tensors by name."""
 
+    @property
+    def norm_offset(self) -> float:
+        """What the weights of norms lack in the files."""
+        ...
+
     def copy(self, name: str, target: Tensor, cuts: Sequence[Cut]) -> None:
         """Fill `target`, of any floating dtype and device, with a part of the tensor `name`; `cuts`
         has one for each of its dimensions.
@@ -104,11 +111,30 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
+class Norm:
+    """The weight of a norm; `wide` if it is float32 whatever the others are."""
+
+    name: str
+    size: Cut
+    wide: bool
+
+    def load(self, source: Source, prefix: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Make the tensor and fill it."""
+        kind = torch.float32 if self.wide else dtype
+        tensor = torch.zeros(self.size.count, dtype=kind, device=device)
+        source.copy(prefix + self.name, tensor, [self.size])
+        return tensor.add_(source.norm_offset) if source.norm_offset else tensor
+
+
+@dataclass(frozen=True)
 class Fused:
-    """A tensor of the decoder: parts (name, rows), stacked; without `columns` it is a vector."""
+    """A tensor of the decoder: parts (name, rows), stacked; without `columns` it is a vector. Row i
+    of it is row `order[i]` of what is stacked, int64.
+    """
 
     parts: tuple[tuple[str, Cut], ...]
     columns: Cut | None = None
+    order: Tensor | None = None
 
     def load(self, source: Source, prefix: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Make the tensor and fill it."""
@@ -118,7 +144,7 @@ class Fused:
         tensor = torch.zeros(shape, dtype=dtype, device=device)
         for (name, rows), part in zip(self.parts, torch.split(tensor, sizes), strict=True):
             source.copy(prefix + name, part, [rows, *inputs])
-        return tensor
+        return tensor if self.order is None else tensor[self.order.to(device)]
 
     def quantized(self, source: Source, prefix: str, bits: Sequence[int]) -> Quantized | None:
         """The matrix as the files have it, if they have it in so many `bits`, and no group of
@@ -132,7 +158,10 @@ class Fused:
             if part is None or part.bits not in bits or rows.span.stop > rows.whole:
                 return None
             parts.append(part.part(rows.span, self.columns.span))
-        return Quantized.stacked(parts) if len({part.bits for part in parts}) == 1 else None
+        if len({part.bits for part in parts}) > 1:
+            return None
+        matrix = Quantized.stacked(parts)
+        return matrix if self.order is None else matrix.rows(self.order)
 
 
 def load_weights(
@@ -151,9 +180,9 @@ def load_weights(
         ValueError: a matrix cannot be quantized.
     """
     outer = _outer_tensors(config, share, own_head=quantization.others)
-    inner = _layer_tensors(config, share)
+    inner = [_layer_tensors(config, share, layer) for layer in range(config.layers)]
     source = _open(files, config)
-    loaded, total = 0, len(outer) + config.layers * len(inner)
+    loaded, total = 0, len(outer) + sum(map(len, inner))
     bits: set[int] = set()
 
     def few_bits(fused: Fused, prefix: str) -> Quantized | None:
@@ -162,13 +191,15 @@ def load_weights(
             return Quantized.of(fused.load(source, prefix, torch.float32, torch.device("cpu")))
         return own
 
-    def load(tensors: dict[str, Fused], prefix: str) -> dict[str, Any]:
+    def load(tensors: dict[str, Fused | Norm], prefix: str) -> dict[str, Any]:
         nonlocal loaded
         made: dict[str, Matrix] = {}
-        for field, fused in tensors.items():
-            matrix = None if field == "embedding" else few_bits(fused, prefix)
+        for field, each in tensors.items():
+            matrix = None
+            if isinstance(each, Fused) and field != "embedding":
+                matrix = few_bits(each, prefix)
             if matrix is None:
-                made[field] = fused.load(source, prefix, dtype, device)
+                made[field] = each.load(source, prefix, dtype, device)
             else:
                 made[field] = matrix.to(device)
                 bits.add(matrix.bits)
@@ -178,16 +209,19 @@ def load_weights(
 
     rest = load(outer, "")
     layers = (
-        LayerWeights(**load(inner, f"model.layers.{index}.")) for index in range(config.layers)
+        LayerWeights(**load(tensors, f"model.layers.{index}."))
+        for index, tensors in enumerate(inner)
     )
     return DecoderWeights(layers=layers, bits=bits, **{"head": rest["embedding"], **rest})
 
 
-def _outer_tensors(config: DecoderConfig, share: Share, *, own_head: bool) -> dict[str, Fused]:
+def _outer_tensors(
+    config: DecoderConfig, share: Share, *, own_head: bool
+) -> dict[str, Fused | Norm]:
     vocabulary, hidden = share.padded(config.vocab_size), Cut.all(config.hidden_size)
-    tensors = {
+    tensors: dict[str, Fused | Norm] = {
         "embedding": Fused(((_EMBEDDING, vocabulary),), hidden),
-        "norm": Fused((("model.norm.weight", hidden),)),
+        "norm": Norm("model.norm.weight", hidden, config.wide_norms),
     }
     if own_head or not config.tied_embeddings:
         name = _EMBEDDING if config.tied_embeddings else "lm_head.weight"
@@ -195,37 +229,56 @@ def _outer_tensors(config: DecoderConfig, share: Share, *, own_head: bool) -> di
     return tensors
 
 
-def _layer_tensors(config: DecoderConfig, share: Share) -> dict[str, Fused]:
+def _layer_tensors(config: DecoderConfig, share: Share, layer: int) -> dict[str, Fused | Norm]:
     hidden, inner = Cut.all(config.hidden_size), share.even(config.intermediate_size)
     query = share.even(config.heads).times(config.head_dim)
     kv = share.kv_heads(config.kv_heads).times(config.head_dim)
     first = share.rank == 0  # what comes out of these is summed over the ranks
     output_bias, down_bias = config.output_bias and first, config.mlp_bias and first
     matrices = {
-        "qkv": ((("q_proj", query), ("k_proj", kv), ("v_proj", kv)), hidden, config.qkv_bias),
-        "output": ((("o_proj", hidden),), query, output_bias),
-        "gate_up": ((("gate_proj", inner), ("up_proj", inner)), hidden, config.mlp_bias),
-        "down": ((("down_proj", hidden),), inner, down_bias),
+        "qkv": ([query, kv, kv], hidden, config.qkv_bias),
+        "output": ([hidden], query, output_bias),
+        "gate_up": ([inner, inner], hidden, config.mlp_bias),
+        "down": ([hidden], inner, down_bias),
     }
-    norms = [("attention_norm", "input_layernorm", hidden)]
-    norms += [("mlp_norm", "post_attention_layernorm", hidden)]
-    if config.qk_norm is not QkNorm.NONE:
-        head = Cut.all(config.head_dim)
-        norms += [("query_norm", "self_attn.q_norm", head)]
-        norms += [("key_norm", "self_attn.k_norm", head)]
-    tensors = {field: Fused(((f"{name}.weight", size),)) for field, name, size in norms}
-    for field, (parts, columns, bias) in matrices.items():
-        module = "self_attn" if field in ("qkv", "output") else "mlp"
-        named = [(f"{module}.{name}", rows) for name, rows in parts]
-        tensors[field] = Fused(tuple((f"{name}.weight", rows) for name, rows in named), columns)
+    tensors: dict[str, Fused | Norm] = {**_norms(config)}
+    for field, (rows, columns, bias) in matrices.items():
+        names = config.modules[field]
+        cuts = rows if len(names) == len(rows) else Cut.stacked(rows)
+        named = list(zip(names * (len(cuts) // len(names)), cuts, strict=True))
+        order = share.of(config).qkv_order(layer) if field == "qkv" else None
+        weights, biases = (
+            tuple((f"{name}.{kind}", cut) for name, cut in named) for kind in ("weight", "bias")
+        )
+        tensors[field] = Fused(weights, columns, order)
         if bias:
-            tensors[f"{field}_bias"] = Fused(tuple((f"{name}.bias", rows) for name, rows in named))
+            tensors[f"{field}_bias"] = Fused(biases, order=order)
     return tensors
+
+
+def _norms(config: DecoderConfig) -> dict[str, Norm]:
+    hidden = Cut.all(config.hidden_size)
+    names: dict[str, str] = {}
+    if config.pre_norms:
+        kind = "pre_feedforward" if config.post_norms else "post_attention"
+        names |= {"attention_norm": "input_layernorm", "mlp_norm": f"{kind}_layernorm"}
+    if config.post_norms:
+        names["post_attention_norm"] = "post_attention_layernorm"
+        names["post_mlp_norm"] = "post_feedforward_layernorm"
+    norms = {field: (name, hidden) for field, name in names.items()}
+    if config.qk_norm is not QkNorm.NONE:
+        heads = (config.heads, config.kv_heads) if config.qk_norm is QkNorm.WHOLE else (1, 1)
+        query, key = (Cut.all(count * config.head_dim) for count in heads)
+        norms |= {"query_norm": ("self_attn.q_norm", query), "key_norm": ("self_attn.k_norm", key)}
+    return {
+        field: Norm(f"{name}.weight", size, config.wide_norms)
+        for field, (name, size) in norms.items()
+    }
 
 
 def _open(files: Weights, config: DecoderConfig) -> Source:
     if files.kind == "safetensors":
-        return SafetensorsSource(TensorFiles(files.paths), config.format)
+        return SafetensorsSource(TensorFiles(files.paths), config)
     if files.kind == "gguf":
         from pagefleet_worker.gguf_weights import GgufSource
 
@@ -236,8 +289,9 @@ def _open(files: Weights, config: DecoderConfig) -> Source:
 class SafetensorsSource:
     """Files of safetensors, whose matrices may be quantized in some format."""
 
-    def __init__(self, tensors: TensorFiles, format: Format | None) -> None:
-        self._tensors, self._format = tensors, format
+    def __init__(self, tensors: TensorFiles, config: DecoderConfig) -> None:
+        self._tensors, self._format = tensors, config.format
+        self.norm_offset = config.norm_offset
 
     def copy(self, name: str, target: Tensor, cuts: Sequence[Cut]) -> None:
         """See `Source`; of what is not quantized only that part is read."""

@@ -42,10 +42,21 @@ def values(stream: Stream) -> list[float]:
     return [value for each in found for value in unpack_floats(each.chosen)]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mistral",
+        "gemma2",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gemma3", "phi3-partial", "olmo3", "smollm3", "granite")
+        ),
+    ],
+)
 def test_streams_are_those_of_a_cpu(
-    prepared_model: Any, device: torch.device, generator: random.Random
+    name: str, prepared_model: Any, device: torch.device, generator: random.Random
 ) -> None:
-    folder = prepared_model("mistral")
+    folder = prepared_model(name)
     prompts = random_prompts(generator, 2, 24)
     params = [random_params(generator) for _ in prompts]
     on_cpu = Driver(load_engine(folder, CPU, lambda: None)).run(prompts, params)

@@ -29,7 +29,7 @@ def test_without_a_gpu_it_checks_the_kernels_and_says_what_it_left_out():
     assert ended.stdout.startswith("No GPU")
     assert "Not measured: decode and prefill attention" in ended.stdout
     checked = {line.split(" | ")[0] for line in ended.stdout.splitlines() if "| ok |" in line}
-    assert {"| attention", "| copy_blocks", "| sample", "| silu_mul"} <= checked
+    assert {"| attention", "| copy_blocks", "| sample", "| gate_mul"} <= checked
     assert "WRONG" not in ended.stdout
 
 
@@ -70,9 +70,9 @@ def test_what_fails_is_a_line_and_not_the_end(monkeypatch):
     def _norms():
         raise RuntimeError("PassManager::run failed\nat line 3")
 
-    checks = [partial(_norms), partial(Check, "silu_mul", "37 x 80", 0.001, 0.016)]
+    checks = [partial(_norms), partial(Check, "gate_mul", "37 x 80", 0.001, 0.016)]
     monkeypatch.setattr(gpu_correctness, "_quick", lambda inputs: iter(checks))
     assert list(check_kernels(torch.device("cpu"), 0, quick=True)) == [
         (False, "| norms | PassManager::run failed | inf | 0.0e+00 | | | WRONG |"),
-        (True, "| silu_mul | 37 x 80 | 1.0e-03 | 1.6e-02 | | | ok |"),
+        (True, "| gate_mul | 37 x 80 | 1.0e-03 | 1.6e-02 | | | ok |"),
     ]

@@ -1,9 +1,12 @@
 """The compiled norms, activation, rotary embedding and KV write against their plain twins."""
 
+import random
+
 import pytest
 import torch
 
 from pagefleet_kernels import cpu_cache, cpu_layers, reference
+from pagefleet_kernels.layers import Activation
 from tests.unit.kernels.paged_case import as_panels, fresh_seed
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -69,11 +72,14 @@ def test_heads_inside_a_fused_projection_are_normed_one_by_one(dtype):
 
 
 @DTYPES
+@pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("size", [3, 16, 1536])
-def test_silu_mul_agrees_with_the_reference(dtype, size):
+def test_gate_mul_agrees_with_the_reference(dtype, activation, size):
     torch.manual_seed(fresh_seed())
     gate_up = 20 * torch.randn(11, 2 * size).to(dtype)
-    assert_close(cpu_layers.silu_mul(gate_up), reference.silu_mul(gate_up))
+    gate_up[0, 0], gate_up[1, 0] = 1e20, -1e20
+    expected = reference.gate_mul(gate_up.double(), activation).to(dtype)
+    assert_close(cpu_layers.gate_mul(gate_up, activation), expected)
 
 
 @DTYPES
@@ -113,14 +119,15 @@ def test_a_row_has_the_same_bits_in_every_batch(dtype):
     values, residual = torch.randn(2, 70, 576).to(dtype)
     weight = torch.rand(576).to(dtype)
     normed, added = cpu_layers.add_rms_norm(values, residual, weight, 1e-5)
-    gated = cpu_layers.silu_mul(values)
+    activation = random.choice(list(Activation))
+    gated = cpu_layers.gate_mul(values, activation)
     for row in range(70):
         one = slice(row, row + 1)
         alone = cpu_layers.add_rms_norm(values[one], residual[one], weight, 1e-5)
         assert torch.equal(alone[0], normed[one])
         assert torch.equal(alone[1], added[one])
         assert torch.equal(cpu_layers.rms_norm(added[one], weight, 1e-5), normed[one])
-        assert torch.equal(cpu_layers.silu_mul(values[one]), gated[one])
+        assert torch.equal(cpu_layers.gate_mul(values[one], activation), gated[one])
 
 
 def test_types_that_are_not_compiled_go_to_the_reference():
@@ -128,4 +135,4 @@ def test_types_that_are_not_compiled_go_to_the_reference():
     weight = torch.rand(32, dtype=torch.float64)
     expected = reference.rms_norm(values, weight, 1e-5)
     assert torch.equal(cpu_layers.rms_norm(values, weight, 1e-5), expected)
-    assert torch.equal(cpu_layers.silu_mul(values), reference.silu_mul(values))
+    assert torch.equal(cpu_layers.gate_mul(values), reference.gate_mul(values))

@@ -8,6 +8,7 @@ import torch
 from pagefleet_kernels import cpu_linear, reference
 from pagefleet_kernels.cpu_linear import PackedLinear
 from pagefleet_kernels.cpu_packing import Arena
+from pagefleet_kernels.layers import Activation
 from tests.unit.kernels.paged_case import fresh_seed
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -62,12 +63,13 @@ def test_scores_of_a_head_are_float32():
 
 
 @DTYPES
+@pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("size", [16, 48, 1536])
-def test_gates_are_the_activation_of_the_product(dtype, size):
+def test_gates_are_the_activation_of_the_product(dtype, activation, size):
     weight, bias = random_layer(dtype, 2 * size, 64)
     values = torch.randn(30, 64).to(dtype)
-    output = cpu_linear.gated(weight, bias)(values)
-    expected = reference.silu_mul(cpu_linear.linear(weight, bias)(values))
+    output = cpu_linear.gated(weight, bias, (), activation)(values)
+    expected = reference.gate_mul(cpu_linear.linear(weight, bias)(values), activation)
     torch.testing.assert_close(output, expected)
 
 

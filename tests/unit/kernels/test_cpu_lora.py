@@ -79,7 +79,7 @@ def test_gates_are_the_activation_of_the_product(dtype, seed, rows):
     weight, bias, loras = random_case(seed, "gates", 64, dtype)
     values, adapters = torch.randn(rows, 64).to(dtype), random_adapters(3, rows)
     found = cpu_linear.gated(weight, bias, loras)(values, adapters)
-    expected = reference.silu_mul(cpu_linear.linear(weight, bias, loras)(values, adapters))
+    expected = reference.gate_mul(cpu_linear.linear(weight, bias, loras)(values, adapters))
     torch.testing.assert_close(found, expected)
 
 

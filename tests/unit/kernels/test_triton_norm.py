@@ -10,7 +10,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 import torch
 from torch.nn import functional
 
-from pagefleet_kernels.triton_activation import silu_mul
+from pagefleet_kernels.layers import Activation
+from pagefleet_kernels.triton_activation import gate_mul
 from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
 from tests.unit.kernels.paged_case import fresh_seed
 
@@ -78,8 +79,10 @@ def test_a_line_has_the_same_bits_in_every_batch():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(3, 1536), (1, 2), (2, 4100), (0, 64)])
-def test_silu_mul(shape, dtype):
+def test_gate_mul(shape, dtype):
     torch.manual_seed(fresh_seed())
     gate_up = (torch.randn(shape) * 4).to(dtype)
     gate, up = gate_up.double().chunk(2, dim=-1)
-    close(silu_mul(gate_up), functional.silu(gate) * up, dtype)
+    close(gate_mul(gate_up), functional.silu(gate) * up, dtype)
+    activated = functional.gelu(gate, approximate="tanh") * up
+    close(gate_mul(gate_up, Activation.GELU_TANH), activated, dtype)

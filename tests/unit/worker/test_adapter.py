@@ -161,19 +161,19 @@ def edited(tmp_path: Path, small_model: Prepared) -> Edited:
 
 
 def test_weights_that_are_missing(tmp_path: Path, small_model: Prepared) -> None:
-    folder = shutil.copytree(small_model("phi3"), tmp_path / "model")
+    folder = shutil.copytree(small_model("starcoder2"), tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
-    del tensors["model.layers.1.mlp.down_proj.weight"]
+    del tensors["model.layers.1.mlp.c_proj.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"lack the tensor 'model.layers.1.mlp.down_proj.weight'"):
+    with pytest.raises(ModelError, match=r"lack the tensor 'model.layers.1.mlp.c_proj.weight'"):
         load_engine(prepare(str(folder), tmp_path), SETTINGS, lambda: None)
 
 
 def test_longrope_within_its_first_range_only(edited: Edited) -> None:
     factors = {"short_factor": [1.1] * 8, "long_factor": [2.0] * 8}
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
-    changes = {"rope_parameters": rope, "original_max_position_embeddings": 128}
-    folder = edited("phi3", lambda config: config.update(changes))
+    trained = {"original_max_position_embeddings": 128}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors, **trained}
+    folder = edited("starcoder2", lambda config: config.update(rope_parameters=rope))
     with pytest.raises(ModelError, match="set --max-model-len 128 or less"):
         load_engine(folder, SETTINGS, lambda: None)
     engine = load_engine(folder, replace(SETTINGS, max_model_len=128), lambda: None)
@@ -186,7 +186,7 @@ def test_code_of_a_publisher_is_not_run(edited: Edited, tmp_path: Path) -> None:
         config["auto_map"] = {"AutoConfig": "novel.Config", "AutoModelForCausalLM": "novel.Model"}
 
     proof = tmp_path / "it_ran"
-    folder = edited("phi3", change)
+    folder = edited("starcoder2", change)
     (tmp_path / "model" / "novel.py").write_text(f"open({str(proof)!r}, 'w')")
     (folder / "novel.py").write_text(f"open({str(proof)!r}, 'w')")
     with pytest.raises(ModelError, match="transformers does not know this model"):
@@ -195,6 +195,8 @@ def test_code_of_a_publisher_is_not_run(edited: Edited, tmp_path: Path) -> None:
 
 
 def test_weights_that_are_quantized(edited: Edited) -> None:
-    folder = edited("phi3", lambda config: config.update(quantization_config={"bits": 4}))
-    with pytest.raises(ModelError, match="are quantized, and transformers computes a phi3 model"):
+    folder = edited("starcoder2", lambda config: config.update(quantization_config={"bits": 4}))
+    with pytest.raises(
+        ModelError, match="are quantized, and transformers computes a starcoder2 model"
+    ):
         load_engine(folder, SETTINGS, lambda: None)

@@ -17,9 +17,10 @@ from pagefleet_worker.config import load_config
 from pagefleet_worker.decoder import Decoder
 from pagefleet_worker.kv_scales import find_kv_scales
 from pagefleet_worker.pools import make_pool
+from pagefleet_worker.prepare import prepare
 from pagefleet_worker.slots import Row, Slot
 from pagefleet_worker.weights import INT8, PLAIN, Quantization, load_weights
-from tests.models import VARIANTS, VOCAB_SIZE
+from tests.models import COUSINS, VARIANTS, VOCAB_SIZE, make_model
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, BLOCKS = 16, 200
@@ -28,7 +29,7 @@ NAN_IN_8_BITS = 0x7F
 
 QUANTIZATIONS = pytest.mark.parametrize("matrices", [PLAIN, INT8], ids=["plain", "int8"])
 
-WIDE_HEADS = {"mistral", "qwen3"}
+WIDE_HEADS = {"mistral", "qwen3", "gemma2", "gemma3"}
 
 
 def of_types(*names: str) -> pytest.MarkDecorator:
@@ -61,12 +62,13 @@ class Model:
         matrices: Quantization = PLAIN,
         *,
         eight_bits: bool = False,
+        longest: int = LONGEST,
     ) -> None:
-        config = load_config(folder)
+        config = load_config(folder).within(longest)
         files = Manifest.load(folder).weights
         weights = load_weights(files, config, dtype, CPU, lambda loaded, total: None, matrices)
         self.layers = 0
-        self.decoder = Decoder(config, weights, select(CPU), LONGEST, self._count)
+        self.decoder = Decoder(config, weights, select(CPU), longest, self._count)
         if eight_bits:
             self.decoder.keep_kv_in_8_bits(find_kv_scales(self.decoder, BLOCK_SIZE, LONGEST))
         self.pool = make_pool(config, BLOCKS, BLOCK_SIZE, self.decoder.kv_dtype, CPU)
@@ -129,7 +131,7 @@ def random_prompts(generator: random.Random, count: int) -> list[list[int]]:
     return [[generator.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *COUSINS])
 def test_logits_are_transformers(
     name: str, small_model: Prepared, prepared_model: Prepared, generator: random.Random
 ) -> None:
@@ -144,8 +146,33 @@ def test_logits_are_transformers(
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("within", [True, False])
+def test_longrope_is_transformers(within: bool, tmp_path: Path, generator: random.Random) -> None:
+    """Where sequences stay within the trained context, and behind it where they may exceed it."""
+    trained = 60
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [generator.uniform(1.0, 1.2) for _ in range(6)],
+        "long_factor": [generator.uniform(1.5, 4.0) for _ in range(6)],
+    }
+    changes = {"rope_parameters": rope, "original_max_position_embeddings": trained}
+    folder = make_model("phi3", tmp_path / "model", **changes)
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    longest = trained if within else LONGEST
+    lengths = [generator.randint(1 if within else trained + 1, longest) for _ in range(4)]
+    prompts = [[generator.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
+    model = Model(prepare(str(folder), tmp_path), longest=longest)
+    found = model.logits(prompts, lambda: generator.randint(1, 40), generator)
+    for prompt, logits in zip(prompts, found, strict=True):
+        with torch.inference_mode():
+            expected = oracle(torch.tensor([prompt])).logits[0]
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
 @QUANTIZATIONS
-@of_types("llama", "mistral", "qwen2", "qwen3")
+@of_types("llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3-partial")
 def test_bits_do_not_depend_on_the_batch(
     name: str,
     dtype: torch.dtype,
@@ -163,7 +190,7 @@ def test_bits_do_not_depend_on_the_batch(
 
 
 @QUANTIZATIONS
-@of_types("llama-biases", "mistral", "qwen3")
+@of_types("llama-biases", "mistral", "qwen3", "gemma2", "olmo3", "granite")
 @torch.inference_mode()
 def test_all_layers_at_once_are_the_layers_one_by_one(
     name: str,

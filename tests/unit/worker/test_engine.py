@@ -1,3 +1,4 @@
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -9,11 +10,12 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 from pagefleet.params import Guide, SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet.wire import Logprobs, Plan, pack_ints, unpack_floats, unpack_ints
+from pagefleet_worker.decoder import Decoder
 from pagefleet_worker.draw import NO_TOKEN
 from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import PlanError
@@ -22,7 +24,7 @@ from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
 from tests.driver import Driver, Stream
 from tests.gpu_twin import Recorder, as_on_gpu
-from tests.models import VARIANTS, VOCAB_SIZE
+from tests.models import COUSINS, VARIANTS, VOCAB_SIZE
 
 SETTINGS = WorkerSettings(num_blocks=200, max_num_seqs=32, device="cpu", dtype="float32")
 
@@ -75,7 +77,7 @@ def positions_compared(oracle: torch.nn.Module, stream: Stream) -> int:
     return int(clear.sum())
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *COUSINS])
 def test_greedy_tokens_are_transformers(
     name: str, small_model: Prepared, prepared_model: Prepared, generator: random.Random
 ) -> None:
@@ -87,6 +89,53 @@ def test_greedy_tokens_are_transformers(
         streams = Driver(engine, chunk=chunk, lookahead=lookahead).run(prompts, [greedy] * 6)
         compared = sum(positions_compared(oracle, stream) for stream in streams)
         assert compared >= 0.9 * 12 * len(prompts)
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["published", "inner"])
+def test_the_text_model_of_one_that_sees(
+    inner: bool, tmp_path: Path, small_model: Prepared, generator: random.Random
+) -> None:
+    """As Gemma 3 is published from 4B on: its text config leaves out what has defaults; and with
+    names as the model has them inside.
+    """
+    text = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "head_dim": 32,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "max_position_embeddings": 512,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }
+    sees = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    sees |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=dict(text), vision_config=sees)
+    oracle = Gemma3ForConditionalGeneration(config).eval()
+    for weight in oracle.parameters():
+        if weight.dim() == 2:
+            torch.nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+    folder = tmp_path / "model"
+    oracle.save_pretrained(folder)
+    if inner:
+        tensors = load_file(folder / "model.safetensors")
+        renamed = {
+            name.replace("language_model.model.", "model.language_model."): tensor
+            for name, tensor in tensors.items()
+        }
+        save_file(renamed, folder / "model.safetensors", {"format": "pt"})
+    values = json.loads((folder / "config.json").read_text()) | {"text_config": text}
+    (folder / "config.json").write_text(json.dumps(values))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(small_model("llama") / name, folder / name)
+    engine = load_engine(prepare(str(folder), tmp_path), SETTINGS, lambda: None)
+    assert isinstance(engine.decoder, Decoder)
+    greedy = SamplingParams(max_tokens=12, seed=0, temperature=0)
+    prompts = random_prompts(generator, 4)
+    streams = Driver(engine, chunk=30).run(prompts, [greedy] * 4)
+    compared = sum(positions_compared(oracle, stream) for stream in streams)
+    assert compared >= 0.9 * 12 * len(prompts)
 
 
 def seen(stream: Stream) -> tuple[object, ...]:

@@ -10,13 +10,18 @@ from tokenizers import Tokenizer
 
 from pagefleet.byte_alphabet import CHARACTER_OF_BYTE
 from pagefleet.manifest import Manifest
+from pagefleet_kernels.layers import Activation
+from pagefleet_worker.config import parse_config
 from pagefleet_worker.gguf_model import gguf_model
 from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.prepare import prepare
+from pagefleet_worker.rope import LongRope
 
 MERGES = ["h e", "l l", "Ġ t", "Ġt he", "1 2", "12 3", "Ã ©", "' s", "Ċ Ċ", "Ġ Ġ"]
 SPECIAL = ["<s>", "</s>", "<|eot|>"]
 TOKENS = [*CHARACTER_OF_BYTE, *(merge.replace(" ", "") for merge in MERGES), "<tool>", *SPECIAL]
 TYPES = [TokenType.NORMAL] * (len(TOKENS) - 4) + [TokenType.USER_DEFINED] + [TokenType.CONTROL] * 3
+FACTORS = {"short": 1.5, "long": 4.0}
 BOS, EOS, EOT = (TOKENS.index(token) for token in SPECIAL)
 
 
@@ -26,7 +31,8 @@ def gguf_file(path: Path, architecture: str = "llama", pre: str = "smollm", **ex
     writer.add_context_length(256)
     writer.add_embedding_length(32)
     writer.add_feed_forward_length(48)
-    writer.add_block_count(2)
+    if f"{architecture}__block_count" not in extra:
+        writer.add_block_count(2)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-6)
@@ -59,7 +65,10 @@ def gguf_file(path: Path, architecture: str = "llama", pre: str = "smollm", **ex
     return path
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3"],
+)
 def test_the_config_in_hugging_faces_terms(tmp_path, architecture):
     from transformers import AutoConfig
 
@@ -71,7 +80,8 @@ def test_the_config_in_hugging_faces_terms(tmp_path, architecture):
     assert loaded.architectures[0].lower() == f"{architecture}forcausallm"
     assert (loaded.hidden_size, loaded.intermediate_size, loaded.num_hidden_layers) == (32, 48, 2)
     assert (loaded.num_attention_heads, loaded.num_key_value_heads, loaded.head_dim) == (4, 2, 16)
-    assert loaded.rope_parameters["rope_theta"] == 500000.0
+    ropes = loaded.rope_parameters
+    assert ropes.get("full_attention", ropes)["rope_theta"] == 500000.0
     assert loaded.rms_norm_eps == pytest.approx(1e-6)
     assert loaded.vocab_size == len(TOKENS) + 5
     assert loaded.tie_word_embeddings
@@ -101,6 +111,68 @@ def test_output_weights_and_biases_are_seen(tmp_path):
     tensors["blk__0__attn_q__bias"] = np.zeros(32, np.float32)
     config = gguf_model(gguf_file(tmp_path / "m.gguf", **tensors), "m").config
     assert (config["tie_word_embeddings"], config["attention_bias"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "scale"),
+    [
+        ("gemma2", 26, 16**-0.5),
+        ("gemma2", 46, 8**-0.5),
+        ("gemma3", 62, 8**-0.5),
+        ("gemma3", 34, 16**-0.5),
+        ("llama", 46, 16**-0.5),
+    ],
+)
+def test_what_scales_the_scores_of_gemma(tmp_path, architecture, layers, scale):
+    own = {f"{architecture}__attention__key_length": 16, f"{architecture}__block_count": layers}
+    if architecture != "llama":
+        own |= {f"{architecture}__attention__sliding_window": 24}
+    config = parse_config(
+        gguf_model(gguf_file(tmp_path / "m.gguf", architecture, **own), "m").config
+    )
+    assert config.scale == scale
+    assert config.windows.count(24) == {46: 23, 26: 13, 62: 52, 34: 29}[layers] * (
+        architecture != "llama"
+    )
+    assert config.activation is (
+        Activation.SILU if architecture == "llama" else Activation.GELU_TANH
+    )
+
+
+def test_soft_caps_are_kept(tmp_path):
+    caps = {"gemma2__attn_logit_softcapping": 40.0, "gemma2__final_logit_softcapping": 20.0}
+    values = gguf_model(gguf_file(tmp_path / "m.gguf", "gemma2", **caps), "m").config
+    config = parse_config(values)
+    assert (config.softcap, config.logits_softcap) == (40.0, 20.0)
+
+
+def test_longrope_of_a_part_of_each_head(tmp_path):
+    factors = {name: np.linspace(1, end, 6).astype(np.float32) for name, end in FACTORS.items()}
+    said = {
+        "phi3__attention__key_length": 16,
+        "phi3__rope__dimension_count": 12,
+        "phi3__rope__scaling__original_context_length": 64,
+        "phi3__rope__scaling__attn_factor": 1.2,
+        **{f"rope_factors_{name}__weight": each for name, each in factors.items()},
+    }
+    config = parse_config(gguf_model(gguf_file(tmp_path / "m.gguf", "phi3", **said), "m").config)
+    rope = config.ropes[1]
+    assert isinstance(rope, LongRope)
+    assert (rope.turned(16), rope.original_max_position_embeddings) == (12, 64)
+    assert rope.amplitude == pytest.approx(1.2)
+    assert rope.long_factor == pytest.approx(factors["long"].tolist())
+    assert rope.short_factor == pytest.approx(factors["short"].tolist())
+    assert config.fused
+
+
+def test_a_tokenizer_of_another_kind_is_replaced(tmp_path):
+    path = gguf_file(tmp_path / "m.gguf", "gemma2", pre="default")
+    with pytest.raises(ModelError, match="with --tokenizer"):
+        prepare(str(path), tmp_path)
+    gguf_model(gguf_file(tmp_path / "other.gguf"), "m").tokenizer.save(str(tmp_path / "t.json"))
+    folder = prepare(str(path), tmp_path, tokenizer=str(tmp_path / "t.json"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.encode("hello").tokens == ["he", "ll", "o"]
 
 
 def test_yarn_scaling_is_kept(tmp_path):
@@ -145,7 +217,7 @@ def test_llama3_scaling_is_recovered_from_its_factors(tmp_path):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"architecture": "gemma3"}, "architecture 'gemma3' is not supported"),
+        ({"architecture": "mamba"}, "architecture 'mamba' is not supported"),
         ({"pre": "default"}, "pre-tokenizer 'default' is not known"),
         ({"llama__rope__scaling__type": "longrope"}, "rope scaling 'longrope'"),
     ],

@@ -91,9 +91,16 @@ def group_of(ranks: int, folder: Path, **changes: object) -> Iterator[Group]:
     [
         ("llama-biases", 2),
         ("llama-tied", 2),
+        ("gemma2", 2),
         *(
             pytest.param(name, ranks, marks=pytest.mark.slow)
-            for name, ranks in (("mistral", 2), ("qwen2", 2), ("llama-tied", 4))
+            for name, ranks in (
+                ("mistral", 2),
+                ("qwen2", 2),
+                ("llama-tied", 4),
+                ("gemma3", 2),
+                ("phi3-partial", 2),
+            )
         ),
     ],
 )

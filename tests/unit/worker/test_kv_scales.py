@@ -63,4 +63,6 @@ def test_a_pool_of_the_same_size_holds_as_many_more_tokens(prepared_model):
 
 def test_a_model_of_transformers_keeps_no_keys_of_8_bits(prepared_model):
     with pytest.raises(ModelError, match="there for the architectures"):
-        load_engine(prepared_model("phi3"), replace(SETTINGS, kv_cache_dtype="fp8"), lambda: None)
+        load_engine(
+            prepared_model("starcoder2"), replace(SETTINGS, kv_cache_dtype="fp8"), lambda: None
+        )

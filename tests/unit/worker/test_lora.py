@@ -142,7 +142,7 @@ def check_greedy(stream: Stream, oracle: torch.nn.Module) -> None:
     assert (chosen >= scores.amax(1) - 1e-4).all()
 
 
-@pytest.mark.parametrize("name", ["llama-biases", "qwen3"])
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3", "gemma2", "phi3-partial"])
 def test_streams_are_those_of_merged_models(
     name: str, adapted: Callable[[str], Adapted], generator: random.Random
 ) -> None:

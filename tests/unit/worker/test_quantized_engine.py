@@ -69,6 +69,8 @@ def assert_chosen(oracle: torch.nn.Module, stream: Stream, near: float) -> None:
         ("qwen3", "packed", "float32 own-4 "),
         ("mistral", "int8", "float32 own-8 "),
         ("qwen3", "fp8", "float32 block-"),
+        ("gemma", "packed", "float32 own-4 "),
+        ("phi3-partial", "awq", "float32 own-4 "),
     ],
 )
 def test_tokens_are_transformers(

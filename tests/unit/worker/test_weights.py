@@ -43,6 +43,14 @@ PARTS = {
     "down_bias": ("mlp.down_proj.bias",),
 }
 
+POST_NORMED = {
+    "post_attention_norm": ("post_attention_layernorm.weight",),
+    "mlp_norm": ("pre_feedforward_layernorm.weight",),
+    "post_mlp_norm": ("post_feedforward_layernorm.weight",),
+}
+FUSED = {"qkv": ("self_attn.qkv_proj.weight",), "gate_up": ("mlp.gate_up_proj.weight",)}
+OTHER_NAMES = {"gemma2": POST_NORMED, "gemma3": POST_NORMED, "olmo2": POST_NORMED, "phi3": FUSED}
+
 MATRICES = ("qkv", "output", "gate_up", "down")
 
 
@@ -64,32 +72,43 @@ def load(
     return replace(weights, layers=tuple(weights.layers))
 
 
-def assert_equal(weights: DecoderWeights, state: dict[str, Tensor]) -> None:
-    """Every tensor is made of transformers' by concatenation, and none is left over."""
+def assert_equal(weights: DecoderWeights, state: dict[str, Tensor], name: str = "") -> None:
+    """Every tensor is made of transformers' by concatenation, and none is left over; norms of
+    Gemma are wide, and have 1 added.
+    """
+    parts, gemma = PARTS | OTHER_NAMES.get(name, {}), name.startswith("gemma")
+
+    def norm(stored: Tensor) -> Tensor:
+        return stored + 1 if gemma else stored.to(torch.float32 if name == "olmo2" else dtype)
+
     used = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
     dtype = weights.embedding.dtype
     assert torch.equal(weights.embedding, state["model.embed_tokens.weight"].to(dtype))
-    assert torch.equal(weights.norm, state["model.norm.weight"].to(dtype))
+    assert torch.equal(weights.norm, norm(state["model.norm.weight"]))
     assert torch.equal(weights.head, state["lm_head.weight"].to(dtype))
     for index, layer in enumerate(weights.layers):
         for field in fields(layer):
-            names = [f"model.layers.{index}.{part}" for part in PARTS[field.name]]
+            names = [f"model.layers.{index}.{part}" for part in parts.get(field.name, ("none",))]
             found = getattr(layer, field.name)
             assert (found is None) == (names[0] not in state)
             if found is not None:
-                assert torch.equal(found, torch.cat([state[name] for name in names]).to(dtype))
+                expected = torch.cat([state[name] for name in names])
+                is_norm = field.name.endswith("norm")
+                assert torch.equal(found, norm(expected) if is_norm else expected.to(dtype))
                 used.update(names)
     assert used == set(state)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama-biases", "llama-tied", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["llama-biases", "llama-tied", "mistral", "qwen2", "qwen3", "gemma2", "olmo2", "phi3"]
+)
 def test_safetensors(name: str, dtype: torch.dtype, small_model: Callable[[str], Path]) -> None:
     folder = small_model(name)
     weights = load(files_of(folder), config_of(folder), dtype)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    assert_equal(weights, model.state_dict())
-    assert (weights.head is weights.embedding) == (name == "llama-tied")
+    assert_equal(weights, model.state_dict(), name)
+    assert (weights.head is weights.embedding) == (name in ("llama-tied", "gemma2"))
 
 
 def test_a_model_without_a_head(tmp_path: Path, small_model: Callable[[str], Path]) -> None:
@@ -149,7 +168,8 @@ def write_gguf(path: Path, folder: Path, kinds: list[str]) -> Path:
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config = model.config
-    writer = gguf.GGUFWriter(path, config.model_type)
+    kind = config.model_type.removesuffix("_text")
+    writer = gguf.GGUFWriter(path, kind)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -158,9 +178,13 @@ def write_gguf(path: Path, folder: Path, kinds: list[str]) -> Path:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(getattr(config, "head_dim", 64))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    writer.add_rope_dimension_count(getattr(config, "head_dim", 64))
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
     writer.add_vocab_size(config.vocab_size)
-    architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[config.model_type]
+    architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[kind]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     random = np.random.default_rng(0)
     for index, (name, tensor) in enumerate(model.state_dict().items()):
@@ -169,8 +193,13 @@ def write_gguf(path: Path, folder: Path, kinds: list[str]) -> Path:
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             halves = values.reshape(heads, 2, -1, *values.shape[1:])
             values = halves.swapaxes(1, 2).reshape(values.shape)
+        if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1
         kind = kinds[index % len(kinds)] if values.ndim == 2 else "F32"
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if stored is None:
+            assert name == "lm_head.weight"  # Gemma's is the embedding, and is not written
+            continue
         number = gguf.GGMLQuantizationType[kind]
         writer.add_tensor(stored, quantized(values, kind, random), raw_dtype=number)
     writer.write_header_to_file()
@@ -206,6 +235,17 @@ def test_gguf(name: str, head_dim: int, tmp_path: Path) -> None:
     )
     weights = load(Weights("gguf", (str(path),)), config_of(folder))
     assert_equal(weights, model.state_dict())
+
+
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3", "phi3"])
+def test_gguf_with_other_names(
+    name: str, tmp_path: Path, small_model: Callable[[str], Path]
+) -> None:
+    folder = small_model(name)
+    path = write_gguf(tmp_path / "model.gguf", folder, ["F32"])
+    weights = load(Weights("gguf", (str(path),)), config_of(folder))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert_equal(weights, model.state_dict(), name)
 
 
 @pytest.mark.parametrize(
