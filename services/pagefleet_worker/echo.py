@@ -102,6 +102,10 @@ class EchoEngine:
         self._sleep = sleep
         self.reset()
 
+    def lives(self) -> bool:
+        """It needs this process only."""
+        return True
+
     def reset(self) -> None:
         """Begin an epoch: forget every slot and block."""
         facts = self.facts

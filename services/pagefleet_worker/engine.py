@@ -72,6 +72,10 @@ class TorchEngine:
         )
         self._last: Pending | None = None
 
+    def lives(self) -> bool:
+        """It needs this process only."""
+        return True
+
     def reset(self) -> None:
         """Begin an epoch: forget every slot and block."""
         self._slots.clear()

@@ -1,4 +1,4 @@
-"""`python -m pagefleet_worker.follower FD RENDEZVOUS RANK FLAGS`: a rank beside rank 0 (`group`).
+"""`python -m pagefleet_worker.follower FD SIGNS RENDEZVOUS RANK FLAGS`: a rank beside rank 0.
 
 It does what it is told until its connection closes, and ends with the first step that fails.
 """
@@ -7,6 +7,8 @@ import gc
 import logging
 import signal
 import sys
+import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,7 +22,7 @@ from pagefleet.observe import configure_logging
 from pagefleet.settings import WorkerSettings, parse, refuse
 from pagefleet_worker.ending import run_to_end
 from pagefleet_worker.engine import TorchEngine
-from pagefleet_worker.group import Order, meet
+from pagefleet_worker.group import SIGN_SECONDS, Order, meet
 from pagefleet_worker.interface import PlanError
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.pending import Pending
@@ -31,7 +33,7 @@ def main() -> None:
     """Load a share of the model, then follow."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 decides when it is over
-    fd, rendezvous, rank, *arguments = sys.argv[1:]
+    fd, signs, rendezvous, rank, *arguments = sys.argv[1:]
     program = f"pagefleet worker, rank {rank}"
     settings = parse(WorkerSettings, arguments, prog=program)
     configure_logging(f"worker, rank {rank}", logging.WARNING)  # rank 0 says how far it is
@@ -43,7 +45,16 @@ def main() -> None:
         refuse(program, error)
     gc.collect()
     gc.freeze()
+    threading.Thread(target=beat, args=(Connection(int(signs)),), name="signs", daemon=True).start()
     follow(engine, orders(Connection(int(fd))))
+
+
+def beat(signs: Connection) -> None:
+    """Give signs of life, until rank 0 is gone."""
+    with suppress(OSError):
+        while True:
+            signs.send_bytes(b"")
+            time.sleep(SIGN_SECONDS)
 
 
 def orders(connection: Connection) -> Iterator[Order]:

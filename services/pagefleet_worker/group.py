@@ -8,6 +8,8 @@ whole: a rank that is gone, or a step that failed, ends the process, and whoever
 all of them anew. The scheduler moves the streams meanwhile, as from any worker that died.
 
 An order is `Order`, in msgpack, through a pair of sockets. A follower whose end of it closes ends.
+A follower that stops within a step is found out by the progress that rank 0 does not make; one that
+stops between steps by its silence, as it beats through a pipe.
 """
 
 import os
@@ -17,8 +19,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from math import inf
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
@@ -40,6 +43,12 @@ from pagefleet_worker.model_loading import choose_device, choose_quantization
 from pagefleet_worker.ranks import Ranks
 from pagefleet_worker.shares import Share
 from pagefleet_worker.transfer import use
+
+SIGN_SECONDS = 0.2
+"""Between two signs of life of a follower."""
+
+_SILENCE_SECONDS = 1.0
+"""Without a sign of life, after which a follower does not count as alive."""
 
 _VERDICT_SECONDS = 1.0
 """That the end of ranks may take to be seen, once others failed to reach them."""
@@ -162,15 +171,22 @@ class Follower:
     ) -> None:
         self._share, self._on_end = share, on_end
         self._connection, theirs = Pipe()
-        with theirs:
-            fds = [theirs.fileno(), rendezvous]
+        self._signs, signs = Pipe(duplex=False)
+        with theirs, signs:
+            fds = [theirs.fileno(), signs.fileno(), rendezvous]
             own = map(str, [*fds, share.rank])
             command = [sys.executable, "-m", "pagefleet_worker.follower", *own]
             command += flags(settings, WorkerSettings)
             self._process = subprocess.Popen(tethered(command), pass_fds=fds)
         self._closing = False
-        self._watch = threading.Thread(target=self._tell_end, name="rank-watch", daemon=True)
+        self._heard = -inf
+        """When it gave its last sign of life."""
+        self._watch = threading.Thread(target=self._listen, name="rank-watch", daemon=True)
         self._watch.start()
+
+    def lives(self) -> bool:
+        """Whether it follows, and was heard lately."""
+        return time.monotonic() - self._heard < _SILENCE_SECONDS
 
     def send(self, order: bytes) -> None:
         """Hand on an order.
@@ -190,7 +206,11 @@ class Follower:
         self._connection.close()
         self._watch.join()
 
-    def _tell_end(self) -> None:
+    def _listen(self) -> None:
+        with self._signs, suppress(EOFError):
+            while True:
+                self._signs.recv_bytes()
+                self._heard = time.monotonic()
         status = self._process.wait()
         if not self._closing:
             self._on_end(self._share.rank, status)
@@ -214,6 +234,10 @@ class Group:
     def facts(self) -> EngineFacts:
         """See `Engine`."""
         return self._engine.facts
+
+    def lives(self) -> bool:
+        """See `Engine`."""
+        return all(follower.lives() for follower in self._followers)
 
     def reset(self) -> None:
         """See `Engine`."""

@@ -56,11 +56,15 @@ class Launched(Protocol):
 
 
 class Engine(Protocol):
-    """Runs plans in the order of their steps; called from one thread only."""
+    """Runs plans in the order of their steps; but for `lives`, called from one thread only."""
 
     @property
     def facts(self) -> EngineFacts:
         """Never change while the engine lives."""
+        ...
+
+    def lives(self) -> bool:
+        """Whether every process that it needs gives signs of life; may be asked at any time."""
         ...
 
     def reset(self) -> None:

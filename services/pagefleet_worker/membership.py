@@ -85,14 +85,18 @@ class Membership:
         assert self.epoch is not None or not (self._early or self._answered or self._unsent)
         assert self.epoch is None or self.epoch != self._left
 
-    def tick(self, now: float, progress: int) -> Reaction:
+    def tick(self, now: float, progress: int, lives: bool = True) -> Reaction:
         """Say Hello or beat, if it is time.
 
         Args:
             now: seconds of a clock that never goes back.
             progress: the counter that the compute thread advances at every layer.
+            lives: whether all of the engine does; otherwise nothing is said.
         """
         if now < self.due:
+            return Reaction()
+        if not lives:
+            self.due = now + BEAT_SECONDS
             return Reaction()
         if self.epoch is None:
             self.due = now + HELLO_SECONDS

@@ -2,7 +2,8 @@
 
 Two threads. The compute thread owns the engine and does nothing but steps. The I/O thread (the main
 one) owns the socket; it reports the progress that the compute thread makes, so that a hung
-computation is seen although the process answers.
+computation is seen although the process answers. While a process that the engine needs gives no
+sign of life, the worker gives none itself.
 
 A worker that was shut out and is not let in again, because its computation is stuck or its
 connection is, gives itself up, so that whoever started it starts another. So does one whose device
@@ -197,7 +198,7 @@ class Server:
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._peer = Peer(endpoint, self._context, key)
-        self._compute = Compute(engine)
+        self._engine, self._compute = engine, Compute(engine)
         self._progress = progress
         self._membership = Membership(hello_of(engine.facts))
         self._notifier = Notifier()
@@ -225,13 +226,14 @@ class Server:
         for readable in (self._peer.socket, self._compute.wake, self._woken):
             poller.register(readable, zmq.POLLIN)
         while not self._stopping:
-            now = time.monotonic()
-            self._notifier.beat(now, ready=self._membership.epoch is not None)
+            now, lives = time.monotonic(), self._engine.lives()
+            if lives:
+                self._notifier.beat(now, ready=self._membership.epoch is not None)
             if not self._compute.is_alive():
                 raise ComputeEndedError("the device is lost")
             self._give_up_if_shut_out(now)
             self._tell_if_alone(now)
-            self._carry_out(self._membership.tick(now, self._progress.count))
+            self._carry_out(self._membership.tick(now, self._progress.count, lives))
             wait = max(0.0, min(self._membership.due - time.monotonic(), BEAT_SECONDS))
             ready = dict(poller.poll(int(wait * 1000) + 1))
             if self._compute.wake.fileno() in ready:

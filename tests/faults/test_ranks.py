@@ -97,6 +97,18 @@ def test_a_follower_stops(cell, load):
 
 
 @pytest.mark.slow
+def test_an_idle_follower_stops(cell, load):
+    """Rank 0 says nothing more either: nobody asks its worker, which gives up in the end."""
+    worker = cell.workers[0]
+    other = follower(worker)
+    os.kill(other, signal.SIGSTOP)
+    wait_until(lambda: worker.said("shut out by the scheduler"))
+    assert_exact(load.run(cell))
+    wait_until(lambda: not worker.alive)
+    wait_until(lambda: not is_alive(other))
+
+
+@pytest.mark.slow
 def test_rank_0_leaves_and_takes_its_followers_with_it(cell):
     worker = cell.workers[0]
     other = follower(worker)

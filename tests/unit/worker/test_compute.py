@@ -47,6 +47,9 @@ class LateDevice:
         self.refuses: set[int] = set()
         self._launched = threading.Condition()
 
+    def lives(self) -> bool:
+        return True
+
     def reset(self) -> None:
         with self._launched:
             self.epochs += 1

@@ -220,7 +220,9 @@ def followers_of(pid: int) -> list[int]:
     return [child for child, command in commands.items() if b"pagefleet_worker.follower" in command]
 
 
-def test_a_rank_that_dies_is_told_and_ends_the_rest(prepared_model: Prepared) -> None:
+def test_a_rank_that_stops_is_seen_and_one_that_dies_is_told_and_ends_the_rest(
+    prepared_model: Prepared,
+) -> None:
     ends: SimpleQueue[tuple[int, int]] = SimpleQueue()
     settings = replace(SETTINGS, tensor_parallel_size=2)
     folder = prepared_model("llama")
@@ -228,6 +230,11 @@ def test_a_rank_that_dies_is_told_and_ends_the_rest(prepared_model: Prepared) ->
     try:
         driver = Driver(group)
         [follower] = followers_of(os.getpid())
+        wait_until(group.lives)
+        os.kill(follower, signal.SIGSTOP)
+        wait_until(lambda: not group.lives())
+        os.kill(follower, signal.SIGCONT)
+        wait_until(group.lives)
         os.kill(follower, signal.SIGKILL)
         assert ends.get(timeout=60) == (1, -signal.SIGKILL)
         with pytest.raises(DeviceLostError):

@@ -50,6 +50,17 @@ def test_hello_is_said_until_it_is_answered() -> None:
     assert membership.tick(HELLO_SECONDS, 7) == Reaction([WorkerBeat(5, 7, False)])
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_nothing_is_said_while_a_part_of_the_engine_is_silent(joined: bool) -> None:
+    membership = Membership(HELLO)
+    if joined:
+        membership.handle(Join(5))
+    assert membership.tick(0.0, 0, lives=False) == Reaction()
+    assert membership.due == BEAT_SECONDS
+    said = WorkerBeat(5, 0, False) if joined else HELLO
+    assert membership.tick(BEAT_SECONDS, 0) == Reaction([said])
+
+
 def test_plans_are_ordered_once_and_beats_say_so(member: Membership) -> None:
     assert member.handle(plan(0)) == Reaction(orders=[plan(0)])
     assert member.handle(plan(0)) == Reaction()
