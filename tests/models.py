@@ -26,6 +26,7 @@ from transformers import (
     MixtralConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     OPTConfig,
     Phi3Config,
     PhimoeConfig,
@@ -144,6 +145,24 @@ COUSINS = {
 }
 """More of them, which differ from a variant in a switch or two."""
 
+MIXTURES = {
+    "mixtral": Variant(
+        MixtralConfig, {"head_dim": 32, "num_local_experts": 4, "sliding_window": 24}
+    ),
+    "qwen3-moe": Variant(
+        Qwen3MoeConfig,
+        {
+            "head_dim": 32,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+}
+"""Those with experts."""
+
 ADAPTED = {
     "gpt2": Variant(GPT2Config, {"num_key_value_heads": 4}),
     "opt": Variant(OPTConfig, {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 32}),
@@ -159,11 +178,7 @@ ADAPTED = {
     ),
     "cohere2": Variant(Cohere2Config, {"sliding_window": 20, "layer_types": _LAYER_TYPES}),
     "starcoder2": Variant(Starcoder2Config, {"sliding_window": 24}),
-    "mixtral": Variant(MixtralConfig, {"num_local_experts": 4}),
-    "qwen3-moe": Variant(
-        Qwen3MoeConfig,
-        {"head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
-    ),
+    "olmoe": Variant(OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 2}),
 }
 """Architectures that run through transformers' attention interface."""
 
@@ -198,7 +213,7 @@ REFUSED = {
 
 def make_model(name: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Save the variant `name` with random weights in Hugging Face's layout."""
-    variant = (VARIANTS | COUSINS | ADAPTED | REFUSED)[name]
+    variant = (VARIANTS | COUSINS | MIXTURES | ADAPTED | REFUSED)[name]
     config = variant.config(**(_SIZES | variant.changes | changes))
     model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)

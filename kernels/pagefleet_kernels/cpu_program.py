@@ -220,8 +220,9 @@ class Program:
         """Let every stage be run once more, by so many threads."""
         self._threads = threads
         for records in self.records.values():
-            records["threads"] = threads
-            records["threads_started"] = records["tasks_taken"] = 0
+            if len(records):
+                records["threads"] = threads
+                records["threads_started"] = records["tasks_taken"] = 0
 
     def run(self, first: int, last: int) -> None:
         """Run the stages `first` .. `last` - 1."""

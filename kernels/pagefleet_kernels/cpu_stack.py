@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pagefleet_kernels import cpu_attention
 from pagefleet_kernels.cpu_cache import has_panels
-from pagefleet_kernels.cpu_grouped import BLOCK_BYTES
+from pagefleet_kernels.cpu_experts import PackedExperts, Room
+from pagefleet_kernels.cpu_grouped import Weights, blocks_size
 from pagefleet_kernels.cpu_launch import FORMATS
 from pagefleet_kernels.cpu_linear import PackedLinear
 from pagefleet_kernels.cpu_lora import PackedLoras
@@ -21,6 +22,9 @@ from pagefleet_kernels.cpu_program import Program, Stage
 from pagefleet_kernels.cpu_rows import PANEL
 from pagefleet_kernels.layers import DecoderLayer, DenseMlp, Layer, StackShape
 from pagefleet_kernels.quantized import GROUP
+
+_STAGES_OF_ROWS = set(Stage) - {Stage.ROTARY, Stage.ATTENTION, Stage.GATES}
+"""Those whose records have the number of rows."""
 
 
 class LayerStack:
@@ -31,7 +35,8 @@ class LayerStack:
         self._layers, self._norm, self._shape = layers, norm, shape
         self._kv_scales: Tensor | None = None
         packed = [part for part in _parts(layers) if isinstance(part, PackedLinear)]
-        self._gated_size = max(part.columns for part in packed if part.epilogue.gates)
+        self._gated_size = max((part.columns for part in packed if part.epilogue.gates), default=0)
+        self._experts = [each.mlp for each in layers if isinstance(each.mlp, PackedExperts)]
         self._weights = packed[0].weights
         loras = [part.loras for part in packed]
         self._inner_size = max((each.inner_size for each in loras if each is not None), default=0)
@@ -80,7 +85,7 @@ class LayerStack:
 
     def _bind_tokens(self, tokens: int, caches: Tensor, positions: Tensor, slots: Tensor) -> None:
         records, itemsize = self._program.records, caches.element_size()
-        for stage in (Stage.LINEAR, Stage.NORM, Stage.QUANTIZE, Stage.SHRINK):
+        for stage in _STAGES_OF_ROWS:
             records[stage]["rows"] = tokens
         rotary, attention = records[Stage.ROTARY], records[Stage.ATTENTION]
         rotary["tokens"] = tokens
@@ -119,14 +124,16 @@ class LayerStack:
         self._key = buffer(shape.heads * shape.head_size)
         self._gated, self._inner = buffer(self._gated_size), buffer(self._inner_size)
         widest = max(len(norm), self._query.shape[1], self._gated_size)
-        self._blocks = torch.empty(capacity, widest // GROUP * BLOCK_BYTES, dtype=torch.uint8)
+        self._blocks = torch.empty(capacity, blocks_size(widest), dtype=torch.uint8)
+        self._rooms = [Room(each, capacity, shape.dtype) for each in self._experts[:1]]
         kinds = (False, True) if self._inner_size else (False,)
         self._programs = {adapted: self._write_program(adapted=adapted) for adapted in kinds}
 
     def _write_program(self, *, adapted: bool) -> Program:
         """All layers, with or without what adapters add."""
         norm, heads = self._norm, self._heads
-        self._program = Program(FORMATS[self._shape.dtype], self._weights, heads.narrow, heads.wide)
+        form, router = FORMATS[self._shape.dtype], Weights.PLAIN if self._experts else None
+        self._program = Program(form, self._weights, heads.narrow, heads.wide, router)
         self._adapted = adapted
         first = self._layers[0].attention_norm
         if first is not None:
@@ -200,9 +207,28 @@ class LayerStack:
         )
 
     def _add_mlp(self, mlp: Layer, values: Tensor) -> None:
+        if isinstance(mlp, PackedExperts):
+            self._add_experts(mlp, values)
+            return
         assert isinstance(mlp, DenseMlp)
         self._add_linear(mlp.gated, values, self._gated)
         self._add_linear(mlp.down, self._gated, self._projected)
+
+    def _add_experts(self, experts: PackedExperts, values: Tensor) -> None:
+        """All layers have experts of the same sizes, and so the same room."""
+        program, (room,) = self._program, self._rooms
+        program.add(Stage.ROUTER, **experts.score(room, values))
+        program.add(Stage.ROUTE, **experts.route(room))
+        program.add(Stage.SORT, **experts.sort(room))
+        if self._weights.grouped:
+            values = self._add_quantize(values, self._blocks)
+        program.add(Stage.GATES, **experts.gate(room, values))
+        inner = room.inner
+        if self._weights.grouped:  # the slots of a row lie one after another
+            slots, blocks = (each.view(self._capacity, -1) for each in (inner, room.blocks))
+            self._add_quantize(slots, blocks)
+            inner = room.blocks
+        program.add(Stage.SUMS, **experts.add_up(room, inner, self._projected))
 
     def _add_linear(self, layer: Layer, values: Tensor, output: Tensor) -> None:
         assert isinstance(layer, PackedLinear)
@@ -210,7 +236,7 @@ class LayerStack:
         if self._adapted and layer.loras is not None:
             added = self._add_shrink(layer.loras, values)
         if layer.weights.grouped:
-            values = self._add_quantize(values)
+            values = self._add_quantize(values, self._blocks)
         self._program.add(
             Stage.LINEAR,
             values=values.data_ptr(),
@@ -241,17 +267,17 @@ class LayerStack:
         )
         return shared
 
-    def _add_quantize(self, values: Tensor) -> Tensor:
-        """Rows in blocks, until the next are quantized."""
+    def _add_quantize(self, values: Tensor, blocks: Tensor) -> Tensor:
+        """Rows in blocks, until the next are quantized there."""
         self._program.add(
             Stage.QUANTIZE,
             groups=values.shape[1] // GROUP,
             values=values.data_ptr(),
             stride=values.stride(0) * values.element_size(),
-            output=self._blocks.data_ptr(),
-            output_stride=self._blocks.stride(0),
+            output=blocks.data_ptr(),
+            output_stride=blocks.stride(0),
         )
-        return self._blocks
+        return blocks
 
     def _input(self, norm: Tensor | None) -> Tensor:
         """What a part of a layer reads that has this norm before it."""
@@ -294,11 +320,17 @@ def stack(layers: Sequence[DecoderLayer], norm: Tensor, shape: StackShape) -> La
     """All layers as one; None unless every linear layer is packed, all alike, and heads can be
     compiled.
     """
-    parts = _parts(layers)
-    kinds = {part.weights if isinstance(part, PackedLinear) else None for part in parts}
+    kinds = {kind for part in _parts(layers) for kind in _kinds(part)}
     if None in kinds or len(kinds) > 1 or not has_panels(shape.dtype, shape.head_size):
         return None
     return LayerStack(layers, norm, shape)
+
+
+def _kinds(part: Layer) -> set[Weights | None]:
+    """How its matrices are packed; None stands for those that are not."""
+    if isinstance(part, PackedExperts):
+        return {part.gates.weights, part.sums.weights}
+    return {part.weights if isinstance(part, PackedLinear) else None}
 
 
 def _parts(layers: Sequence[DecoderLayer]) -> list[Layer]:

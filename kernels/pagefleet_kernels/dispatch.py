@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pagefleet_kernels import reference
+from pagefleet_kernels.experts import Experts
 from pagefleet_kernels.layers import Activation, DecoderLayer, Layer, Stack, StackShape
 from pagefleet_kernels.lora import Loras
 from pagefleet_kernels.quantized import Matrix, Quantized
@@ -45,6 +46,7 @@ class Kernels:
     linear: Callable[[Matrix, Tensor | None, Loras], Layer]
     gated: Callable[[Matrix, Tensor | None, Loras, Activation], Layer]
     head: Callable[[Matrix], Layer]
+    experts: Callable[[Experts], Layer] = reference.experts
     log_softmax: Callable[[Tensor], Tensor] = reference.log_softmax
     sample: Callable[..., Tensor] | None = None
     invariant: bool = True
@@ -134,7 +136,14 @@ def _triton(invariant: bool) -> Kernels:
 
 
 def _cpu() -> Kernels:
-    from pagefleet_kernels import cpu_attention, cpu_cache, cpu_layers, cpu_linear, cpu_stack
+    from pagefleet_kernels import (
+        cpu_attention,
+        cpu_cache,
+        cpu_experts,
+        cpu_layers,
+        cpu_linear,
+        cpu_stack,
+    )
     from pagefleet_kernels.cpu_rows import PANEL
     from pagefleet_kernels.cpu_store import VERSION
 
@@ -158,6 +167,7 @@ def _cpu() -> Kernels:
         linear=cpu_linear.linear,
         gated=cpu_linear.gated,
         head=cpu_linear.head,
+        experts=cpu_experts.experts,
         block_multiple=PANEL,
         stack=cpu_stack.stack,
         warm_up=warm_up,

@@ -19,6 +19,7 @@ from pagefleet.manifest import CONFIG_FILE
 from pagefleet_kernels.layers import Activation
 from pagefleet_worker.causal_model import ModelShape
 from pagefleet_worker.checkpoints import format_of
+from pagefleet_worker.expert_config import ExpertFields, ExpertShape
 from pagefleet_worker.families import (
     FAMILIES,
     FULL,
@@ -52,6 +53,7 @@ class DecoderConfig(ModelShape):
     residual_factor: the factor on what attention and feed-forward part add.
     logits_softcap: logits become cap * tanh(logit / cap), after they are divided by
         `logits_divisor`; 0 means off.
+    experts: those of each layer, None where the feed-forward part is dense; empty if all are.
     fused: whether the files hold queries, keys and values as one matrix, as gates and values.
     format: how matrices are stored that are quantized; None if none are.
     """
@@ -78,8 +80,19 @@ class DecoderConfig(ModelShape):
     residual_factor: float = 1.0
     logits_divisor: float = 1.0
     logits_softcap: float = 0.0
+    experts: tuple[ExpertShape | None, ...] = ()
     fused: bool = False
     format: Format | None = None
+
+    def experts_of(self, layer: int) -> ExpertShape | None:
+        """Those of a layer, if it has some."""
+        return self.experts[layer] if self.experts else None
+
+    @property
+    def inner_sizes(self) -> set[int]:
+        """How wide feed-forward parts are inside, each expert by itself."""
+        parts = self.experts or (None,)
+        return {self.intermediate_size if each is None else each.inner_size for each in parts}
 
     @property
     def modules(self) -> dict[str, tuple[str, ...]]:
@@ -171,9 +184,24 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
         residual_factor=raw.residual_multiplier,
         logits_divisor=raw.logits_scaling,
         logits_softcap=raw.final_logit_softcapping or 0.0,
+        experts=_experts(raw),
         format=format_of(values),
         **switches,
     )
+
+
+def _experts(raw: HfConfig) -> tuple[ExpertShape | None, ...]:
+    count = raw.num_experts or raw.num_local_experts
+    if not count:
+        return ()
+    return ExpertFields(
+        count,
+        raw.num_experts_per_tok,
+        raw.moe_intermediate_size or raw.intermediate_size,
+        raw.norm_topk_prob,
+        raw.decoder_sparse_step,
+        raw.mlp_only_layers or [],
+    ).layers(raw.num_hidden_layers)
 
 
 def _activation(family: Family, raw: HfConfig) -> Activation:

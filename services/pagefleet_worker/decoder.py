@@ -12,7 +12,7 @@ vocabulary. What lies between the layers is the same in all.
 The rows of a step may have different LoRA adapters, or none: every linear layer knows the factors
 of all of them (`lora`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 
 import torch
@@ -20,7 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagefleet_kernels.dispatch import Kernels
-from pagefleet_kernels.layers import DecoderLayer, DenseMlp, Stack, StackShape
+from pagefleet_kernels.experts import Experts
+from pagefleet_kernels.layers import DecoderLayer, DenseMlp, Layer, Stack, StackShape
+from pagefleet_kernels.lora import Loras
 from pagefleet_worker.batch import Batch
 from pagefleet_worker.config import DecoderConfig
 from pagefleet_worker.lora import LayerFactors, LoraAdapter
@@ -36,7 +38,7 @@ def prepare_layer(
     rotation: Tensor,
     changes: Sequence[LayerFactors] = (),
 ) -> DecoderLayer:
-    """Layer `number`, whose matrices are as `kernels` want them, with the changes of adapters."""
+    """Layer `number`, with matrices as `kernels` want them; `changes` are those of each adapter."""
     loras = {field: [each[field] for each in changes] for field in config.modules}
     return DecoderLayer(
         attention_norm=weights.attention_norm,
@@ -47,14 +49,27 @@ def prepare_layer(
         post_attention_norm=weights.post_attention_norm,
         mlp_norm=weights.mlp_norm,
         post_mlp_norm=weights.post_mlp_norm,
-        mlp=DenseMlp(
-            gated=kernels.gated(
-                weights.gate_up, weights.gate_up_bias, loras["gate_up"], config.activation
-            ),
-            down=kernels.linear(weights.down, weights.down_bias, loras["down"]),
-        ),
+        mlp=_prepare_mlp(config, number, weights, kernels, loras),
         rotation=rotation,
         window=config.windows[number],
+    )
+
+
+def _prepare_mlp(
+    config: DecoderConfig,
+    number: int,
+    weights: LayerWeights,
+    kernels: Kernels,
+    loras: Mapping[str, Loras],
+) -> Layer:
+    experts = config.experts_of(number)
+    if weights.router is not None and experts is not None:
+        matrices = weights.router, weights.gate_up, weights.down
+        return kernels.experts(Experts(*matrices, experts.routing))
+    gates = weights.gate_up, weights.gate_up_bias, loras["gate_up"]
+    return DenseMlp(
+        gated=kernels.gated(*gates, config.activation),
+        down=kernels.linear(weights.down, weights.down_bias, loras["down"]),
     )
 
 

@@ -65,6 +65,13 @@ class HfConfig(_Common, frozen=True):
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
+    num_experts: int | None = None
+    num_local_experts: int | None = None
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int | None = None
+    norm_topk_prob: bool = True
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
 
 
 LayerTypes = Callable[[HfConfig], list[str]]
@@ -225,6 +232,27 @@ FAMILIES = {
             "attention_multiplier": 1.0,
             "logits_scaling": 1.0,
         }
+    ),
+    "mixtral": Family(
+        {"sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2},
+        layer_types=_sliding,
+        theta=1000000.0,
+    ),
+    "qwen3_moe": Family(
+        {
+            **_BIASES,
+            "use_sliding_window": False,
+            "sliding_window": 4096,
+            "num_experts": None,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": None,
+        },
+        {"qk_norm": QkNorm.HEADS},
+        layer_types=_sliding,
     ),
     "gemma": Family(
         {**_GEMMA, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh"},

@@ -4,6 +4,7 @@ The keys are those of the GGUF specification (ggml, docs/gguf.md) under the arch
 the config is in Hugging Face's terms.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ _MODEL_CLASSES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
 }
-_MODEL_TYPES = {"gemma3": "gemma3_text"}
+_MODEL_TYPES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
 """Of architectures that Hugging Face calls otherwise."""
 
 _OPTIONAL = {
@@ -118,6 +120,8 @@ def _config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[st
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
     }
+    if value("expert_count", 0):
+        config |= _experts(config, value)
     for key, field in _OPTIONAL.items():
         if f"{architecture}.{key}" in metadata:
             config[field] = value(key)
@@ -130,6 +134,20 @@ def _config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[st
     if (scaling := _rope_scaling(architecture, metadata, tensors, config)) is not None:
         config["rope_scaling"] = scaling
     return config
+
+
+def _experts(config: dict[str, Any], value: Callable[..., Any]) -> dict[str, Any]:
+    """What differs in a model with experts. llama.cpp makes the weights of all that are read here
+    sum up to 1, and calls Mixtral a llama.
+    """
+    mixtral = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    return {
+        **(mixtral if config["model_type"] == "llama" else {}),
+        "num_local_experts": value("expert_count"),
+        "num_experts_per_tok": value("expert_used_count"),
+        "moe_intermediate_size": value("expert_feed_forward_length", config["intermediate_size"]),
+        "norm_topk_prob": True,
+    }
 
 
 def _rope_scaling(

@@ -5,6 +5,7 @@ embedding, which turns neighbouring dimensions (2i, 2i + 1) of a head; the decod
 (i, i + D/2), so those rows are put back.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,9 @@ _RARE = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS")
 _READABLE = ("F32", "F16", "BF16", *_GROUPED, *K_QUANTS, *_RARE)
 
 _ARCHITECTURES = {name: architecture for architecture, name in MODEL_ARCH_NAMES.items()}
+
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+"""Which expert a matrix is of: those of a layer are one tensor."""
 
 _PIECE_ELEMENTS = 1 << 20
 """Elements dequantized at a time: 4 MiB of float32, which stay in caches between operations."""
@@ -78,8 +82,12 @@ class GgufSource:
         return matrix if order is None else matrix.rows(order.argsort())
 
     def _find(self, name: str, shape: Sequence[int]) -> GgufTensor:
-        stored = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
+        expert = _EXPERT.search(name)
+        whole = name if expert is None else _EXPERT.sub(".experts.", name)
+        stored = self._names.get_name(whole, try_suffixes=(".weight", ".bias"))
         tensor = self._tensors.get(stored)
+        if tensor is not None and expert is not None:
+            tensor = tensor.part(int(expert[1]))
         if tensor is None:
             raise ModelError(f"The weights lack the tensor {name!r} that the config asks for.")
         _check(stored, tensor, shape)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
 
 import msgspec
+import regex
 import torch
 from torch import Tensor
 
@@ -29,6 +30,8 @@ _NAME = re.compile(
     r"base_model\.model\.(?:model\.)?layers\.(0|[1-9][0-9]{0,5})\.(.+)\.lora_(A|B)\.weight"
 )
 _READABLE = ("F32", "F16", "BF16")
+_PATTERN_SECONDS = 1.0
+"""That a module may take to be compared with a pattern: some would take years."""
 _LARGEST = torch.finfo(torch.float32).max
 
 _UNSUPPORTED = (
@@ -125,7 +128,13 @@ def read_adapter(folder: Path, config: DecoderConfig) -> LoraAdapter:
         )
     with open_safetensors(path, "np") as file:
         found = {name: _Header.of(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
-    return LoraAdapter(path, _modules(path, found, scales, config))
+    try:
+        return LoraAdapter(path, _modules(path, found, scales, config))
+    except TimeoutError as error:
+        raise ModelError(
+            f"A pattern of {folder / ADAPTER_CONFIG_FILE} takes too long to be compared with names "
+            "of modules. Write the names themselves."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -162,9 +171,13 @@ _Number = TypeVar("_Number", int, float)
 
 
 def _first_match(patterns: dict[str, _Number], module: str, default: _Number) -> _Number:
-    """What the first pattern says that is the end of a module's name, a regex, as PEFT reads it."""
+    """What the first pattern says that is the end of a module's name, a regex, as PEFT reads it.
+
+    Raises:
+        TimeoutError: it takes too long.
+    """
     for pattern, number in patterns.items():
-        if re.fullmatch(_ending(pattern), module):
+        if regex.fullmatch(_ending(pattern), module, timeout=_PATTERN_SECONDS):
             return number
     return default
 
@@ -256,6 +269,12 @@ def _modules(
 def _place(path: Path, name: str, config: DecoderConfig) -> tuple[int, str, str]:
     """Layer, module, and A or B."""
     match = _NAME.fullmatch(name)
+    if match is not None and match[2].startswith("mlp.") and _has_experts(config, int(match[1])):
+        raise ModelError(
+            f"The tensor {name!r} in {path} is not served: it changes experts or their router, and "
+            "of a layer that has some LoRA changes the attention only. Train without it, or merge "
+            "the adapter into the model, and serve that."
+        )
     parts = [part for names in config.modules.values() for part in names]
     if match is None or match[2] not in parts:
         served = ", ".join(part.split(".")[1] for part in parts)
@@ -269,6 +288,10 @@ def _place(path: Path, name: str, config: DecoderConfig) -> tuple[int, str, str]
             f"of its {config.layers} is {config.layers - 1}. The adapter is for another model."
         )
     return int(match[1]), match[2], match[3]
+
+
+def _has_experts(config: DecoderConfig, layer: int) -> bool:
+    return layer < config.layers and config.experts_of(layer) is not None
 
 
 def module_sizes(config: DecoderConfig) -> dict[str, tuple[int, int]]:

@@ -3,10 +3,13 @@ nothing, and nothing is ever unpickled.
 """
 
 from collections.abc import Sequence
+from types import EllipsisType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pagefleet_worker.expert_names import Part, common_name, expert_parts
 from pagefleet_worker.model_files import ModelError, open_safetensors
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -24,9 +27,14 @@ class TensorFiles:
     def __init__(self, paths: Sequence[str]) -> None:
         files = [open_safetensors(path, "pt") for path in paths]
         held = {name: file for file in files for name in file.keys()}  # noqa: SIM118
-        plain = {name: name.replace(_TEXT_MODEL, "", 1) for name in held}
+        plain = {name: common_name(name.replace(_TEXT_MODEL, "", 1)) for name in held}
         prefix = "" if any(name.startswith(_INNER) for name in plain.values()) else _INNER
-        self._tensors = {prefix + plain[name]: (file, name) for name, file in held.items()}
+        self._tensors: dict[str, tuple[Any, str, Part | EllipsisType]] = {}
+        for name, file in held.items():
+            common = prefix + plain[name]
+            self._tensors[common] = file, name, ...
+            for each, part in expert_parts(common, file.get_slice(name).get_shape()):
+                self._tensors[each] = file, name, part
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -75,6 +83,6 @@ class TensorFiles:
     def _tensor(self, name: str) -> Tensor:
         if name not in self._tensors:
             raise ModelError(f"The weights lack the tensor {name!r} that the config asks for.")
-        file, own_name = self._tensors[name]
-        tensor: Tensor = file.get_tensor(own_name)
+        file, own_name, part = self._tensors[name]
+        tensor: Tensor = file.get_tensor(own_name)[part]
         return tensor

@@ -2,8 +2,9 @@
 3; Kwon et al., "PagedAttention", SOSP 2023, section 4.6).
 
 Each rank has some of the heads, with their keys and values, and some of the inner neurons of every
-layer: rows of the matrices that lead there, and the columns that lead back. What the ranks compute
-are summands of the layer's outputs. The vocabulary is dealt out too, by rows.
+layer, or of every expert: rows of the matrices that lead there, and the columns that lead back.
+What the ranks compute are summands of the layer's outputs. The vocabulary is dealt out too, by
+rows.
 
 Where there are fewer key/value heads than ranks, neighbours hold the same one.
 """
@@ -88,7 +89,7 @@ class Share:
             possible = [n for n in range(1, heads + 1) if _is_shared_by(config, n)]
             raise ModelError(
                 f"{ranks} devices cannot share {heads} attention heads, {kv_heads} key/value heads "
-                f"and {config.intermediate_size} inner neurons evenly. "
+                f"and {' or '.join(map(str, sorted(config.inner_sizes)))} inner neurons evenly. "
                 f"--tensor-parallel-size may be {', '.join(map(str, possible))} for this model."
             )
         return replace(
@@ -96,6 +97,9 @@ class Share:
             heads=self.even(heads).count,
             kv_heads=self.kv_heads(kv_heads).count,
             intermediate_size=self.even(config.intermediate_size).count,
+            experts=tuple(
+                each and each.narrowed(self.even(each.inner_size).count) for each in config.experts
+            ),
         )
 
 
@@ -115,6 +119,6 @@ def _is_shared_by(config: DecoderConfig, ranks: int) -> bool:
     kv_heads = config.kv_heads
     return (
         config.heads % ranks == 0
-        and config.intermediate_size % ranks == 0
+        and not any(size % ranks for size in config.inner_sizes)
         and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
     )

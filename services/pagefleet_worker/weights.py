@@ -18,6 +18,7 @@ from torch import Tensor
 from pagefleet.manifest import Weights
 from pagefleet_kernels.quantized import GROUP, Matrix, Quantized
 from pagefleet_worker.config import DecoderConfig
+from pagefleet_worker.expert_config import ExpertShape
 from pagefleet_worker.families import QkNorm
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.safetensors_files import TensorFiles
@@ -25,11 +26,12 @@ from pagefleet_worker.shares import WHOLE, Cut, Share, put_part
 from pagefleet_worker.stored_matrix import StoredMatrix
 
 _EMBEDDING = "model.embed_tokens.weight"
+_NEVER_QUANTIZED = ("embedding", "router")
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """Which matrices are kept in few bits; embeddings never are.
+    """Which matrices are kept in few bits; embeddings and routers never are.
 
     own: bits of a number in which those of the files are taken as they are.
     others: whether all others are rounded to eight bits.
@@ -50,7 +52,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer, matrices as [outputs, inputs]."""
+    """One decoder layer, matrices as [outputs, inputs]. With a `router` it has experts, whose
+    matrices lie one below the other (see `pagefleet_kernels.experts`).
+    """
 
     qkv: Matrix
     output: Matrix
@@ -66,6 +70,7 @@ class LayerWeights:
     post_attention_norm: Tensor | None = None
     mlp_norm: Tensor | None = None
     post_mlp_norm: Tensor | None = None
+    router: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,7 @@ def load_weights(
         made: dict[str, Matrix] = {}
         for field, each in tensors.items():
             matrix = None
-            if isinstance(each, Fused) and field != "embedding":
+            if isinstance(each, Fused) and field not in _NEVER_QUANTIZED:
                 matrix = few_bits(each, prefix)
             if matrix is None:
                 made[field] = each.load(source, prefix, dtype, device)
@@ -230,7 +235,7 @@ def _outer_tensors(
 
 
 def _layer_tensors(config: DecoderConfig, share: Share, layer: int) -> dict[str, Fused | Norm]:
-    hidden, inner = Cut.all(config.hidden_size), share.even(config.intermediate_size)
+    hidden = Cut.all(config.hidden_size)
     query = share.even(config.heads).times(config.head_dim)
     kv = share.kv_heads(config.kv_heads).times(config.head_dim)
     first = share.rank == 0  # what comes out of these is summed over the ranks
@@ -238,10 +243,14 @@ def _layer_tensors(config: DecoderConfig, share: Share, layer: int) -> dict[str,
     matrices = {
         "qkv": ([query, kv, kv], hidden, config.qkv_bias),
         "output": ([hidden], query, output_bias),
-        "gate_up": ([inner, inner], hidden, config.mlp_bias),
-        "down": ([hidden], inner, down_bias),
     }
     tensors: dict[str, Fused | Norm] = {**_norms(config)}
+    if (experts := config.experts_of(layer)) is not None:
+        tensors |= _expert_tensors(experts, hidden, share)
+    else:
+        inner = share.even(config.intermediate_size)
+        matrices["gate_up"] = ([inner, inner], hidden, config.mlp_bias)
+        matrices["down"] = ([hidden], inner, down_bias)
     for field, (rows, columns, bias) in matrices.items():
         names = config.modules[field]
         cuts = rows if len(names) == len(rows) else Cut.stacked(rows)
@@ -254,6 +263,21 @@ def _layer_tensors(config: DecoderConfig, share: Share, layer: int) -> dict[str,
         if bias:
             tensors[f"{field}_bias"] = Fused(biases, order=order)
     return tensors
+
+
+def _expert_tensors(experts: ExpertShape, hidden: Cut, share: Share) -> dict[str, Fused]:
+    inner, names = share.even(experts.inner_size), range(experts.count)
+    gates = [
+        (f"mlp.experts.{name}.{kind}_proj.weight", inner)
+        for name in names
+        for kind in ("gate", "up")
+    ]
+    downs = [(f"mlp.experts.{name}.down_proj.weight", hidden) for name in names]
+    return {
+        "router": Fused((("mlp.gate.weight", Cut.all(experts.count)),), hidden),
+        "gate_up": Fused(tuple(gates), hidden),
+        "down": Fused(tuple(downs), inner),
+    }
 
 
 def _norms(config: DecoderConfig) -> dict[str, Norm]:

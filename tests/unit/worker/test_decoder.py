@@ -20,7 +20,7 @@ from pagefleet_worker.pools import make_pool
 from pagefleet_worker.prepare import prepare
 from pagefleet_worker.slots import Row, Slot
 from pagefleet_worker.weights import INT8, PLAIN, Quantization, load_weights
-from tests.models import COUSINS, VARIANTS, VOCAB_SIZE, make_model
+from tests.models import COUSINS, MIXTURES, VARIANTS, VOCAB_SIZE, make_model
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, BLOCKS = 16, 200
@@ -131,7 +131,7 @@ def random_prompts(generator: random.Random, count: int) -> list[list[int]]:
     return [[generator.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, *COUSINS])
+@pytest.mark.parametrize("name", [*VARIANTS, *COUSINS, *MIXTURES])
 def test_logits_are_transformers(
     name: str, small_model: Prepared, prepared_model: Prepared, generator: random.Random
 ) -> None:
@@ -172,7 +172,7 @@ def test_longrope_is_transformers(within: bool, tmp_path: Path, generator: rando
 
 
 @QUANTIZATIONS
-@of_types("llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3-partial")
+@of_types("llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3-partial", "qwen3-moe")
 def test_bits_do_not_depend_on_the_batch(
     name: str,
     dtype: torch.dtype,
@@ -190,7 +190,7 @@ def test_bits_do_not_depend_on_the_batch(
 
 
 @QUANTIZATIONS
-@of_types("llama-biases", "mistral", "qwen3", "gemma2", "olmo3", "granite")
+@of_types("llama-biases", "mistral", "qwen3", "gemma2", "olmo3", "granite", "qwen3-moe")
 @torch.inference_mode()
 def test_all_layers_at_once_are_the_layers_one_by_one(
     name: str,

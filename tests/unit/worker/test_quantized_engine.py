@@ -21,7 +21,7 @@ from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
 from tests.checkpoints import CHECKPOINTS, Checkpoint, write_checkpoint
 from tests.driver import Driver, Stream
-from tests.models import VOCAB_SIZE, make_model
+from tests.models import MIXTURES, VOCAB_SIZE, make_model
 
 SETTINGS = WorkerSettings(num_blocks=60, max_num_seqs=8, device="cpu", dtype="float32")
 TOKENS = 8
@@ -71,12 +71,15 @@ def assert_chosen(oracle: torch.nn.Module, stream: Stream, near: float) -> None:
         ("qwen3", "fp8", "float32 block-"),
         ("gemma", "packed", "float32 own-4 "),
         ("phi3-partial", "awq", "float32 own-4 "),
+        ("qwen3-moe", "packed", "float32 own-4 "),
     ],
 )
 def test_tokens_are_transformers(
     model: str, name: str, numerics: str, tmp_path: Path, generator: random.Random
 ) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    if model in MIXTURES:
+        sizes["moe_intermediate_size"] = 128
     source = make_model(model, tmp_path / "source", **sizes)
     twin = write_checkpoint(source, tmp_path / "model", CHECKPOINTS[name])
     oracle = AutoModelForCausalLM.from_pretrained(twin, dtype=torch.float32)

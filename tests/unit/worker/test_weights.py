@@ -51,6 +51,9 @@ POST_NORMED = {
 FUSED = {"qkv": ("self_attn.qkv_proj.weight",), "gate_up": ("mlp.gate_up_proj.weight",)}
 OTHER_NAMES = {"gemma2": POST_NORMED, "gemma3": POST_NORMED, "olmo2": POST_NORMED, "phi3": FUSED}
 
+OTHER_ARCHITECTURES = {"gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+"""In GGUF."""
+
 MATRICES = ("qkv", "output", "gate_up", "down")
 
 
@@ -168,7 +171,7 @@ def write_gguf(path: Path, folder: Path, kinds: list[str]) -> Path:
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config = model.config
-    kind = config.model_type.removesuffix("_text")
+    kind = OTHER_ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, kind)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -184,29 +187,47 @@ def write_gguf(path: Path, folder: Path, kinds: list[str]) -> Path:
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     writer.add_vocab_size(config.vocab_size)
+    if (experts := getattr(config, "num_local_experts", 0)) > 0:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if inner := getattr(config, "moe_intermediate_size", None):
+        writer.add_expert_feed_forward_length(inner)
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[kind]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     random = np.random.default_rng(0)
-    for index, (name, tensor) in enumerate(model.state_dict().items()):
+    for index, (name, tensor) in enumerate(apart(model.state_dict()).items()):
         values = tensor.numpy()
-        if config.model_type == "llama" and ("q_proj" in name or "k_proj" in name):
+        if kind == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             halves = values.reshape(heads, 2, -1, *values.shape[1:])
             values = halves.swapaxes(1, 2).reshape(values.shape)
         if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
-        kind = kinds[index % len(kinds)] if values.ndim == 2 else "F32"
+        stored_as = kinds[index % len(kinds)] if values.ndim > 1 else "F32"
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if stored is None:
             assert name == "lm_head.weight"  # Gemma's is the embedding, and is not written
             continue
-        number = gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(stored, quantized(values, kind, random), raw_dtype=number)
+        number = gguf.GGMLQuantizationType[stored_as]
+        writer.add_tensor(stored, quantized(values, stored_as, random), raw_dtype=number)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With gates and values of experts apart, as GGUF has them, by names of weights."""
+    tensors = {}
+    for name, tensor in state.items():
+        if name.endswith("experts.gate_up_proj"):
+            gates, values = tensor.chunk(2, dim=1)
+            tensors[name.replace("gate_up", "gate") + ".weight"] = gates
+            tensors[name.replace("gate_up", "up") + ".weight"] = values
+        else:
+            tensors[name + ".weight" * name.endswith("experts.down_proj")] = tensor
+    return tensors
 
 
 def quantized(values: np.ndarray, kind: str, random: np.random.Generator) -> np.ndarray:

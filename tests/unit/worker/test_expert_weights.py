@@ -1,0 +1,122 @@
+"""Weights of experts from files of all namings: they are those that transformers saves."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from pagefleet.manifest import Weights
+from pagefleet_kernels.quantized import Quantized
+from pagefleet_worker.config import parse_config
+from pagefleet_worker.gguf_model import gguf_model
+from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.shares import Share
+from pagefleet_worker.weights import OWN_OR_INT8, LayerWeights, load_weights
+from tests.models import MIXTURES, make_model
+from tests.unit.worker.test_weights import CPU, config_of, files_of, load, write_gguf
+
+SmallModel = Callable[[str], Path]
+
+
+def fields_of(layer: LayerWeights) -> dict[str, Tensor]:
+    assert isinstance(layer.gate_up, Tensor)
+    assert isinstance(layer.down, Tensor)
+    return {name: each for name, each in vars(layer).items() if each is not None}
+
+
+@pytest.fixture(params=MIXTURES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_matrices_of_experts_lie_one_below_the_other(name: str, small_model: SmallModel) -> None:
+    folder = small_model(name)
+    state = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    for index, layer in enumerate(load(files_of(folder), config_of(folder)).layers):
+        own = f"model.layers.{index}.mlp."
+        if f"{own}gate.weight" not in state:  # a dense one
+            assert layer.router is None
+            continue
+        assert torch.equal(layer.router, state[f"{own}gate.weight"])
+        assert torch.equal(layer.gate_up, state[f"{own}experts.gate_up_proj"].flatten(0, 1))
+        assert torch.equal(layer.down, state[f"{own}experts.down_proj"].flatten(0, 1))
+
+
+def test_files_with_one_tensor_for_all_experts(
+    name: str, small_model: SmallModel, tmp_path: Path
+) -> None:
+    folder = small_model(name)
+    expected = load(files_of(folder), config_of(folder))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    found = load(files_of(tmp_path), config_of(folder))
+    for layer, same in zip(found.layers, expected.layers, strict=True):
+        for field, tensor in fields_of(layer).items():
+            assert torch.equal(tensor, getattr(same, field))
+
+
+@pytest.mark.parametrize("kinds", [["F32"], ["Q8_0"], ["Q4_0"]], ids=str)
+def test_gguf(name: str, kinds: list[str], tmp_path: Path) -> None:
+    dense = {} if name == "mixtral" else {"mlp_only_layers": []}
+    folder = make_model(name, tmp_path / "hf", **dense)
+    path = write_gguf(tmp_path / "model.gguf", folder, kinds)
+    files, config = Weights("gguf", (str(path),)), config_of(folder)
+    assert parse_config(gguf_model(path, "m", own_tokenizer=False).config).experts == config.experts
+    plain = load(files, config)
+    if kinds == ["F32"]:
+        for layer, same in zip(plain.layers, load(files_of(folder), config).layers, strict=True):
+            for field, tensor in fields_of(layer).items():
+                assert torch.equal(tensor, getattr(same, field))
+        return
+    quantized = load(files, config, quantization=OWN_OR_INT8)
+    for layer, same in zip(plain.layers, quantized.layers, strict=True):
+        assert isinstance(same.router, Tensor)
+        for field in ("gate_up", "down"):
+            matrix = getattr(same, field)
+            assert isinstance(matrix, Quantized)
+            assert torch.equal(matrix.dequantized(), getattr(layer, field))
+
+
+def test_ranks_have_parts_of_every_expert(name: str, small_model: SmallModel) -> None:
+    files, config = files_of(small_model(name)), config_of(small_model(name))
+    whole = load(files, config)
+    shares = [
+        load_weights(files, config, torch.float32, CPU, lambda *at: None, share=Share(rank, 2))
+        for rank in range(2)
+    ]
+    sizes = [Share(0, 2).of(config).experts_of(layer) for layer in range(config.layers)]
+    for layer, size, *parts in zip(whole.layers, sizes, *(s.layers for s in shares), strict=True):
+        if size is None:
+            continue
+        gates = [each.gate_up.view(size.count, 2, size.inner_size, -1) for each in parts]
+        assert torch.equal(torch.cat(gates, dim=2).view_as(layer.gate_up), layer.gate_up)
+        assert torch.equal(torch.cat([each.down for each in parts], dim=1), layer.down)
+        assert all(torch.equal(each.router, layer.router) for each in parts)
+
+
+def test_files_that_lack_an_expert(tmp_path: Path, small_model: SmallModel) -> None:
+    folder = small_model("mixtral")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.block_sparse_moe.experts.2.w3.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"lack the tensor .*\.1\.mlp\.experts\.2\.up_proj"):
+        load(files_of(tmp_path), config_of(folder))
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_experts_per_tok": 7}, {"num_experts_per_tok": 0}, {"decoder_sparse_step": 0}]
+)
+def test_configs_that_no_token_can_obey(change: dict[str, int], small_model: SmallModel) -> None:
+    values = AutoModelForCausalLM.from_pretrained(small_model("qwen3-moe")).config.to_dict()
+    with pytest.raises(ModelError, match="A token cannot take"):
+        parse_config(values | change)
+
+
+def test_every_second_layer_may_be_dense(small_model: SmallModel) -> None:
+    values = AutoModelForCausalLM.from_pretrained(small_model("qwen3-moe")).config.to_dict()
+    experts = parse_config(values | {"mlp_only_layers": [], "decoder_sparse_step": 2}).experts
+    assert [each is None for each in experts] == [True, False, True]
