@@ -85,8 +85,7 @@ class Departures:
         return list(kept.outputs.values())
 
     def move(self, id: str, to: str, now: float) -> None:
-        """Remember that a request goes on under the id `to`."""
-        self._moves.pop(id, None)
+        """Remember that a request, which has not moved before, goes on under the id `to`."""
         self._moves[id] = _Move(to, now + KEEP_SECONDS)
 
     def has_moved(self, id: str) -> bool:
