@@ -49,7 +49,7 @@ class Figures:
     def stats(self, placement: Placement, admission: Admission, joins: int) -> CellStats:
         """For a gateway."""
         return CellStats(
-            steps=self.steps,
+            steps=self.steps.copy(),
             step_tokens=self.step_tokens,
             dropped_results=self.dropped_results,
             lost_workers=self.lost_workers,
