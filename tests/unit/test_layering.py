@@ -31,7 +31,7 @@ LAYERS = {
     "pagefleet_scheduler": {"pagefleet", "msgspec", "zmq"},
     "pagefleet_worker": {
         *("pagefleet", "pagefleet_kernels", "msgspec", "zmq", "numpy", "torch", "transformers"),
-        *("safetensors", "gguf", "tokenizers", "huggingface_hub", "llguidance"),
+        *("safetensors", "gguf", "tokenizers", "huggingface_hub", "llguidance", "regex"),
     },
     "pagefleet_launcher": {"pagefleet", "msgspec", "zmq", "msgpack"},
 }

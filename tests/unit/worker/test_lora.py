@@ -341,6 +341,8 @@ def test_adapters_of_16_bits(dtype: torch.dtype, saved: Path, config: DecoderCon
         ({"lora_alpha": 1e308}, "malformed: .* alpha is finite"),
         ({"alpha_pattern": {"(": 1}}, "malformed"),
         ({"alpha_pattern": {"(?i)Q_PROJ": 1}}, "malformed: global flags"),
+        ({"rank_pattern": {"(.|.)*[A-Z]": 1}}, "A pattern of .* takes too long to be compared"),
+        ({"alpha_pattern": {"(.|.)" * 28 + "[A-Z]": 1}}, "A pattern of .* takes too long"),
         ({"r": 4}, r"is F32 \[3, 64\], but the model and the adapter's config say \[4, 64\]"),
     ],
 )
