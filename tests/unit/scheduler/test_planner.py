@@ -190,11 +190,14 @@ def test_lookahead_feeds_what_is_still_to_be_sampled(arrive: Arrivals) -> None:
 
 def test_who_repeats_itself_waits_for_its_token(arrive: Arrivals) -> None:
     worker = planner(drafts=2)
-    worker.admit(arrive([7, 7, 7, 7]))
+    worker.admit(sequence := arrive([7, 7, 7, 7]))
     assert rows(plan_of(worker)) == [(0, 0, 4, 1)]
     assert plan_of(worker) is None
     answer(worker, 7)
     assert rows(plan_of(worker)) == [(0, 4, 3, 3)]
+    answer(worker, 7, 5, 9)
+    assert list(sequence.tokens) == [7, 7, 7, 7, 7, 7, 5]
+    assert (worker.speculation.drafted, worker.speculation.kept) == (2, 1)
 
 
 @pytest.mark.parametrize("exact", [True, False])
