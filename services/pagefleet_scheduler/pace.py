@@ -90,8 +90,8 @@ class Pace:
     def seconds(self, tokens: int) -> float:
         """Seconds that a step takes which samples so many tokens; 0 if there was no step yet.
 
-        Interpolated between two known sizes, and in proportion beyond the largest. For sizes that
-        no step had which samples for each token, others count, though they are faster.
+        Interpolated between two known sizes, and in proportion beyond the largest. Beyond all steps
+        that sample for each token, those that sample for fewer count, though they are faster.
         """
         known = self._known(self._count - _FRESH)
         if not known or known[-1][0] < tokens:
