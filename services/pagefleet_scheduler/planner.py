@@ -195,10 +195,10 @@ class Planner:
             return None
         pool = self.cache.pool
         pool.settle()
-        writer = self._turn(trial)
+        writer = self._write_rows(trial)
         if not writer.planned and pool.settling:  # of whoever was preempted just now
             pool.settle()
-            writer = self._turn(trial)
+            writer = self._write_rows(trial)
         if not writer.planned:
             return None
         slots, swaps = self._slots.take_orders(), self.cache.host.take_orders()
@@ -216,7 +216,7 @@ class Planner:
             self._waits = self.speculation.pays_to_wait(self.running)
         return self._waits
 
-    def _turn(self, trial: bool) -> PlanWriter:
+    def _write_rows(self, trial: bool) -> PlanWriter:
         """Rows for the first group of sequences (`turns`) that can have any."""
         writer = PlanWriter(self.checking)
         for sequences in turns(self.running, self.flights, self._step, trial):
