@@ -31,7 +31,7 @@ class DenseMlp:
     """A feed-forward part that all rows go through; a `Layer` itself."""
 
     gated: Layer
-    """silu(gate) * up"""
+    """activation(gate) * up"""
     down: Layer
 
     def __call__(self, values: Tensor, adapters: Tensor | None = None) -> Tensor:

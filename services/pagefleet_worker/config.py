@@ -30,7 +30,7 @@ from pagefleet_worker.families import (
     turned_layers,
 )
 from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.rope import VARIANTS, Rope
+from pagefleet_worker.rope import VARIANTS, LongRope, Rope
 from pagefleet_worker.stored_matrix import Format
 
 ARCHITECTURES = tuple(FAMILIES)
@@ -116,6 +116,11 @@ class DecoderConfig(ModelShape):
         begins = torch.arange(self.heads + self.kv_heads).unsqueeze(1) * self.head_dim
         rows = (begins + order).flatten()
         return torch.cat((rows, len(rows) + torch.arange(self.kv_size)))
+
+    @property
+    def stretched(self) -> bool:
+        """Whether positions turn as those of long sequences, by the longest one that is served."""
+        return any(isinstance(rope, LongRope) and rope.long for rope in self.ropes)
 
     def within(self, length: int) -> "DecoderConfig":
         """The same for sequences of up to so many tokens."""

@@ -1,4 +1,4 @@
-"""A decoder of the Llama family over a paged KV pool: one computation, switched by its config.
+"""A decoder over a paged KV pool: one computation, switched by its config (`config`).
 
 All tokens of a step, of all rows, lie one after another in one flat batch [T]; which row a token
 belongs to matters to attention alone. Keys and values go to the pool first and are always read

@@ -109,6 +109,7 @@ def turned_layers(raw: HfConfig) -> list[bool]:
 
 
 ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
+_OF_EXPERTS = {"silu": Activation.SILU}
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class Family:
     layer_types: see `LayerTypes`.
     theta: that of a rope of which the config says none.
     local_theta: the same of layers with windows, where these have a rope of their own.
+    partial_rope: whether a rope may turn a part of each head only.
     root_embedding: whether embeddings are multiplied by the root of their size.
     activations: by their names.
     """
@@ -172,9 +174,15 @@ _OLMO_2 = {
 
 FAMILIES = {
     "llama": Family(_MLP_BIASES),
-    "mistral": Family({"sliding_window": None}, layer_types=_sliding),
+    "mistral": Family({"sliding_window": 4096}, layer_types=_sliding),
     "qwen2": Family(_UPPER_WINDOWS, {"qkv_bias": True}),
-    "qwen3": Family({**_BIASES, **_UPPER_WINDOWS}, {"qk_norm": QkNorm.HEADS}),
+    "qwen3": Family({**_BIASES, **_UPPER_WINDOWS, "head_dim": 128}, {"qk_norm": QkNorm.HEADS}),
+    "gemma": Family(
+        {**_GEMMA, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh"},
+        _GEMMA_NORMS,
+        root_embedding=True,
+        activations={**ACTIVATIONS, "gelu": Activation.GELU_TANH},  # as they meant it
+    ),
     "gemma2": Family(
         {
             **_GEMMA_2_AND_3,
@@ -237,6 +245,7 @@ FAMILIES = {
         {"sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2},
         layer_types=_sliding,
         theta=1000000.0,
+        activations=_OF_EXPERTS,
     ),
     "qwen3_moe": Family(
         {
@@ -253,12 +262,7 @@ FAMILIES = {
         },
         {"qk_norm": QkNorm.HEADS},
         layer_types=_sliding,
-    ),
-    "gemma": Family(
-        {**_GEMMA, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh"},
-        _GEMMA_NORMS,
-        root_embedding=True,
-        activations={**ACTIVATIONS, "gelu": Activation.GELU_TANH},  # as they meant it
+        activations=_OF_EXPERTS,
     ),
 }
 """By the `model_type` of a config."""

@@ -125,6 +125,8 @@ def _config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[st
     for key, field in _OPTIONAL.items():
         if f"{architecture}.{key}" in metadata:
             config[field] = value(key)
+    if architecture == "mistral":
+        config.setdefault("sliding_window", None)
     if architecture in ("gemma2", "gemma3"):
         largest = (architecture, config["num_hidden_layers"]) in _LARGEST_GEMMAS
         config["query_pre_attn_scalar"] = hidden_size / heads if largest else config["head_dim"]
@@ -158,7 +160,7 @@ def _rope_scaling(
 ) -> dict[str, Any] | None:
     if "rope_freqs.weight" in tensors:
         return _llama3_rope_scaling(tensors["rope_freqs.weight"].data, config)
-    if "rope_factors_long.weight" not in tensors:
+    if not {f"rope_factors_{kind}.weight" for kind in ("short", "long")} <= tensors.keys():
         return _metadata_rope_scaling(architecture, metadata)
     said = {
         "original_max_position_embeddings": "original_context_length",

@@ -258,8 +258,9 @@ def _numerics_class(
     """What decides every bit of a stream beside the model; the number of threads does not.
 
     oneDNN chooses its code by a CPU's instructions and cuts matrices by the size of its caches. The
-    scales of keys and values of 8 bits depend on the step that they are found in. A machine that
-    does not keep its promise is alone in its class, as is a GPU that gives none.
+    scales of keys and values of 8 bits depend on the step that they are found in, the factors of
+    longrope on the longest sequence that is served. A machine that does not keep its promise is
+    alone in its class, as is a GPU that gives none.
     """
     device = decoder.device
     if device.type == "cpu":
@@ -276,6 +277,8 @@ def _numerics_class(
     if isinstance(decoder, Decoder) and decoder.kv_scales is not None:
         scales = decoder.kv_scales.cpu().numpy().tobytes()
         name += f" kv-e4m3-{hashlib.sha256(scales).hexdigest()[:8]}"
+    if isinstance(decoder, Decoder) and decoder.config.stretched:
+        name += " longrope"
     if settings.tensor_parallel_size > 1:
         name += f" tp-{settings.tensor_parallel_size}"
     computed_by = kernels.name

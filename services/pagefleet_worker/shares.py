@@ -11,7 +11,6 @@ Where there are fewer key/value heads than ranks, neighbours hold the same one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Self
 
 from torch import Tensor
@@ -36,11 +35,16 @@ class Cut:
 
     @staticmethod
     def stacked(cuts: Sequence["Cut"]) -> list["Cut"]:
-        """The same where the wholes lie one behind the other in one matrix."""
-        whole = sum(cut.whole for cut in cuts)
-        begins = [0, *accumulate(cut.whole for cut in cuts)]
-        pairs = zip(cuts, begins, strict=False)
-        return [Cut(begin + cut.first, cut.count, whole) for cut, begin in pairs]
+        """The same where the wholes lie one behind the other in one matrix; what touches is one."""
+        whole, begin = sum(cut.whole for cut in cuts), 0
+        stacked: list[Cut] = []
+        for cut in cuts:
+            first, count = begin + cut.first, cut.count
+            if stacked and stacked[-1].span.stop == first:
+                first, count = stacked[-1].first, stacked.pop().count + count
+            stacked.append(Cut(first, count, whole))
+            begin += cut.whole
+        return stacked
 
     def times(self, width: int) -> "Cut":
         """The same of things that are `width` rows or columns each."""

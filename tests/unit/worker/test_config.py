@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,75 @@ def test_silent_fields_have_transformers_defaults() -> None:
     assert (config.tied_embeddings, config.dtype) == (False, None)
 
 
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32, "attention_bias": True},
+    "gemma": {"hidden_act": "gelu"},
+    "gemma2": {},
+    "gemma3_text": {
+        "rope_theta": 2e6,
+        "rope_local_base_freq": 3e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window_pattern": 3,
+    },
+    "phi3": {
+        "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0] * 6,
+            "long_factor": [2.0] * 6,
+        },
+    },
+    "olmo2": {"rope_theta": 5e5},
+    "olmo3": {
+        "rope_theta": 5e5,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 512,
+        },
+    },
+    "smollm3": {"use_sliding_window": True, "sliding_window": 24},
+    "granite": {"embedding_multiplier": 12.0, "rope_theta": 1e4},
+}
+"""Fields as configs had them before transformers 5, with few beside what must be there."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("silent", [True, False])
+def test_configs_mean_what_they_mean_to_transformers(name: str, silent: bool) -> None:
+    """`to_dict` spells out all defaults, and ropes and windows in the terms of today."""
+    values = LLAMA | {"model_type": name, "num_hidden_layers": 8, "num_key_value_heads": 2}
+    if not silent:
+        values |= PUBLISHED[name]
+    theirs = AutoConfig.for_model(**json.loads(json.dumps(values))).to_dict()
+    own, spelled_out = parse_config(values), parse_config(json.loads(json.dumps(theirs)))
+    assert replace(own, dtype=None) == replace(spelled_out, dtype=None)
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
         ({"model_type": "mamba"}, "architecture 'mamba' is not supported; these are: llama"),
         ({"hidden_act": "gelu"}, "activation 'gelu' is not supported"),
         ({"is_causal": False}, "only causal attention is served"),
+        ({"use_bidirectional_attention": True}, "only causal attention is served"),
+        (
+            {"model_type": "gemma2", "layer_types": ["chunked_attention"] * 2},
+            "Layers of chunked_attention are not supported",
+        ),
+        (
+            {"model_type": "gemma2", "layer_types": ["full_attention"]},
+            "has 2 layers, and layer_types names 1",
+        ),
+        (
+            {"model_type": "mixtral", "hidden_act": "gelu_pytorch_tanh"},
+            "activation 'gelu_pytorch_tanh' is not",
+        ),
+        ({"model_type": "gemma2", "hidden_activation": "relu"}, "activation 'relu' is not"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "rope variant 'dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "malformed: .*`factor`"),
         ({"partial_rotary_factor": 0.5}, "part of each head is not supported"),

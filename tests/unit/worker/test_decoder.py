@@ -164,6 +164,7 @@ def test_longrope_is_transformers(within: bool, tmp_path: Path, generator: rando
     lengths = [generator.randint(1 if within else trained + 1, longest) for _ in range(4)]
     prompts = [[generator.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
     model = Model(prepare(str(folder), tmp_path), longest=longest)
+    assert model.decoder.config.stretched != within
     found = model.logits(prompts, lambda: generator.randint(1, 40), generator)
     for prompt, logits in zip(prompts, found, strict=True):
         with torch.inference_mode():

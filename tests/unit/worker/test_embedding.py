@@ -25,7 +25,7 @@ from pagefleet_worker.prepare import prepare
 from tests.cell import Cell
 from tests.driver import Driver, Stream
 from tests.gpu_twin import Recorder, as_on_gpu
-from tests.models import ADAPTED, COUSINS, EOS, VARIANTS, VOCAB_SIZE, make_model
+from tests.models import ADAPTED, EOS, VARIANTS, VOCAB_SIZE, make_model
 
 SETTINGS = WorkerSettings(num_blocks=200, max_num_seqs=32, device="cpu", dtype="float32")
 WHOLE = SamplingParams(max_tokens=0, seed=0, embedding=0)
@@ -70,7 +70,7 @@ def embeddings(streams: list[Stream]) -> list[bytes | None]:
     return [stream.embedding for stream in streams]
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, *COUSINS, *ADAPTED])
+@pytest.mark.parametrize("name", [*VARIANTS, *ADAPTED])
 def test_they_are_transformers(
     name: str, small_model: Prepared, prepared_model: Prepared, generator: random.Random
 ) -> None:

@@ -77,7 +77,9 @@ def positions_compared(oracle: torch.nn.Module, stream: Stream) -> int:
     return int(clear.sum())
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, *COUSINS])
+@pytest.mark.parametrize(
+    "name", [*VARIANTS, *(pytest.param(name, marks=pytest.mark.slow) for name in COUSINS)]
+)
 def test_greedy_tokens_are_transformers(
     name: str, small_model: Prepared, prepared_model: Prepared, generator: random.Random
 ) -> None:
