@@ -19,6 +19,13 @@ INVALID_JSON: Final = "INVALID_JSON"
 """The only member of a call's input, where its arguments are no object: their text."""
 
 
+class PlainText(msgspec.Struct):
+    """A text, where nothing else may be."""
+
+    type: Literal["text"]
+    text: str
+
+
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
     """What the model thought."""
 
@@ -45,7 +52,7 @@ class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result"):
     """What came of a call."""
 
     tool_use_id: str
-    content: str | list[TextPart] | None = None
+    content: str | list[PlainText] | None = None
     is_error: bool | None = None
 
 
@@ -107,7 +114,7 @@ class CountBody(CommonBody, kw_only=True):
     """`POST /v1/messages/count_tokens`."""
 
     messages: Annotated[list[Turn], Meta(min_length=1)]
-    instructions: str | list[TextPart] | None = msgspec.field(default=None, name="system")
+    instructions: str | list[PlainText] | None = msgspec.field(default=None, name="system")
     tools: Annotated[list[ClientTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Choosing | None = None
     thinking: ThinkingOptions | None = None

@@ -150,11 +150,13 @@ def _tool(tool: ClientTool) -> Tool:
 def _messages(body: CountBody) -> list[ChatMessage]:
     turns = [(f"messages[{number}]", turn) for number, turn in enumerate(body.messages)]
     if (given := body.instructions) is not None:
-        blocks = [TextPart(given)] if isinstance(given, str) else given
-        turns.insert(0, ("system", Turn("system", [*blocks])))
+        texts = [given] if isinstance(given, str) else [part.text for part in given]
+        turns.insert(0, ("system", Turn("system", [TextPart(text) for text in texts])))
     messages: list[ChatMessage] = []
     for role, together in groupby(turns, key=lambda each: each[1].role):
         messages += _said(role, together)
+    if not messages:
+        raise bad_request("messages says nothing.", "messages")
     return messages
 
 
