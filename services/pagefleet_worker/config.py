@@ -7,6 +7,7 @@ does not start.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -226,20 +227,26 @@ def _kinds(family: Family, raw: HfConfig) -> list[str]:
     kinds = raw.layer_types or family.layer_types(raw)
     if unknown := sorted(set(kinds) - {FULL, SLIDING}):
         raise ModelError(f"Layers of {', '.join(unknown)} are not supported.")
-    if len(kinds) != raw.num_hidden_layers:
-        raise ModelError(
-            f"It has {raw.num_hidden_layers} layers, and layer_types names {len(kinds)}: the "
-            "config is malformed."
-        )
+    _check_all_layers("layer_types", kinds, raw)
     return kinds
+
+
+def _check_all_layers(field: str, found: Sequence[object], raw: HfConfig) -> None:
+    if len(found) != raw.num_hidden_layers:
+        raise ModelError(
+            f"It has {raw.num_hidden_layers} layers, and {field} names {len(found)}: the config is "
+            "malformed."
+        )
 
 
 def _ropes(
     family: Family, values: dict[str, Any], raw: HfConfig, kinds: list[str]
 ) -> tuple[Rope, ...]:
     ropes = {kind: _rope(family, values, raw, kind) for kind in set(kinds)}
-    each = zip(kinds, turned_layers(raw), strict=True)
+    turned_ones = turned_layers(raw)
+    _check_all_layers("no_rope_layers", turned_ones, raw)
     still = Rope(rope_theta=family.theta, partial_rotary_factor=0.0)
+    each = zip(kinds, turned_ones, strict=True)
     return tuple(ropes[kind] if turned else still for kind, turned in each)
 
 
@@ -251,18 +258,30 @@ def _rope(family: Family, values: dict[str, Any], raw: HfConfig, kind: str) -> R
         raise ModelError(
             f"The rope variant {variant!r} is not supported; these are: {', '.join(VARIANTS)}."
         )
-    partial = values.get("partial_rotary_factor")
-    rope = {
+    partial = parameters.get("partial_rotary_factor", values.get("partial_rotary_factor"))
+    if partial not in (None, 1) and not family.partial_rope:
+        raise ModelError("A rotary embedding of a part of each head is not supported.")
+    said = {
         "original_max_position_embeddings": values.get(
             "original_max_position_embeddings", raw.max_position_embeddings
         ),
         "max_position_embeddings": raw.max_position_embeddings,
-        "partial_rotary_factor": 1.0 if partial is None else partial,
         **parameters,
+        "partial_rotary_factor": 1.0 if partial is None else partial,
     }
-    if rope["partial_rotary_factor"] != 1 and not family.partial_rope:
-        raise ModelError("A rotary embedding of a part of each head is not supported.")
-    return _convert(rope, VARIANTS[variant])
+    rope = _convert(said, VARIANTS[variant])
+    if isinstance(rope, LongRope):
+        _check_factors(rope, raw.head_dim or raw.hidden_size // raw.num_attention_heads)
+    return rope
+
+
+def _check_factors(rope: LongRope, head_dim: int) -> None:
+    counts, pairs = {len(rope.short_factor), len(rope.long_factor)}, rope.turned(head_dim) / 2
+    if counts != {pairs}:
+        raise ModelError(
+            f"Longrope has {' or '.join(map(str, sorted(counts)))} factors, and {pairs:g} pairs "
+            "turn in each head: the config is malformed."
+        )
 
 
 def _rope_parameters(family: Family, values: dict[str, Any], kind: str) -> dict[str, Any]:

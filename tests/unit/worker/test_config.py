@@ -106,6 +106,22 @@ def test_configs_mean_what_they_mean_to_transformers(name: str, silent: bool) ->
         ({"rope_scaling": {"rope_type": "dynamic"}}, "rope variant 'dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "malformed: .*`factor`"),
         ({"partial_rotary_factor": 0.5}, "part of each head is not supported"),
+        (
+            {
+                "model_type": "phi3",
+                "partial_rotary_factor": 0.75,
+                "rope_scaling": {
+                    "type": "longrope",
+                    "short_factor": [1.0] * 6,
+                    "long_factor": [1.0] * 8,
+                },
+            },
+            "Longrope has 6 or 8 factors, and 6 pairs turn",
+        ),
+        (
+            {"model_type": "smollm3", "no_rope_layers": [1]},
+            "has 2 layers, and no_rope_layers names 1",
+        ),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
         ({"vocab_size": "many"}, r"malformed: .*\$.vocab_size"),
     ],
