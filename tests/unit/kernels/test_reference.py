@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from pagefleet_kernels import reference
 from tests.unit.kernels.paged_case import dense_attention, fresh_seed, paged_case
@@ -39,3 +42,24 @@ def test_copies_read_all_sources_before_they_write():
     caches = torch.arange(4.0).reshape(1, 1, 4, 1, 1, 1).expand(2, 2, 4, 1, 2, 3).clone()
     reference.copy_blocks(caches, torch.tensor([[0, 1], [1, 0], [2, 3]]))
     assert caches[1, 0, :, 0, 0, 0].tolist() == [1.0, 0.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("norm", "kept"),
+    [
+        (LlamaRMSNorm, lambda weight: weight),
+        (Gemma2RMSNorm, lambda weight: weight.float() + 1),
+        (Olmo2RMSNorm, lambda weight: weight.float()),
+    ],
+)
+def test_norms_round_where_transformers_do(norm, kept, dtype):
+    torch.manual_seed(fresh_seed())
+    theirs = norm(96, eps=1e-6).to(dtype)
+    torch.nn.init.normal_(theirs.weight)
+    values = torch.randn(50, 96).to(dtype)
+    with torch.no_grad():
+        expected = theirs(values)
+        found = reference.rms_norm(values, kept(theirs.weight), 1e-6)
+    assert found.dtype == dtype
+    assert torch.equal(found, expected)
