@@ -1,14 +1,21 @@
-"""Where the tests of this folder run: on a GPU, or in Triton's interpreter."""
+"""Where the tests of this folder run: on a GPU, or on one that is not there (`pretended`)."""
 
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 
-@pytest.fixture(scope="session")
-def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    if torch.cuda.is_available():
+        yield torch.device("cuda")
+    else:
+        from tests.gpu.pretended import pretended_gpu
+
+        with pretended_gpu():
+            yield torch.device("cuda")
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,6 @@ from pagefleet_worker.lora import read_adapter
 from pagefleet_worker.pools import make_pool
 from pagefleet_worker.weights import PLAIN, Quantization, load_weights
 from tests.driver import Stream
-from tests.gpu_twin import Recorder
 
 NAN_IN_8_BITS = 0x7F
 BLOCK_SIZE, BLOCKS, SLOTS, LENGTH = 16, 60, 8, 256
@@ -55,7 +56,7 @@ def triton_engine(
     sizes: tuple[int, ...] = (),
     quantization: Quantization = PLAIN,
 ) -> TorchEngine:
-    """An engine in float32; graphs of `sizes` are captured, or recorded where there is no GPU."""
+    """An engine in float32, with graphs of `sizes`."""
     decoder = triton_decoder(folder, device, invariant=invariant, quantization=quantization)
     if eight_bits:
         decoder.keep_kv_in_8_bits(find_kv_scales(decoder, BLOCK_SIZE, 30))
@@ -65,8 +66,18 @@ def triton_engine(
     pool.fill_(NAN_IN_8_BITS if eight_bits else torch.nan)
     inputs = DeviceInputs(decoder, pool, DeviceSlots.of(facts, device), lambda: None)
     if sizes:
-        inputs.capture(sizes, CudaCapture() if device.type == "cuda" else Recorder())
+        inputs.capture(sizes, CudaCapture())
     return TorchEngine(facts, decoder, decoder.kernels, pool, inputs=inputs)
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Fails where torch would make the host wait for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def random_prompts(generator: random.Random, count: int, longest: int = 40) -> list[list[int]]:

@@ -45,11 +45,10 @@ def values(stream: Stream) -> list[float]:
 @pytest.mark.parametrize(
     "name",
     [
-        "mistral",
         "gemma2",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("gemma3", "phi3-partial", "olmo3", "smollm3", "granite")
+            for name in ("gemma3", "phi3-partial", "olmo3", "smollm3", "granite", "qwen3-moe")
         ),
     ],
 )
