@@ -70,6 +70,8 @@ class _Rule:
     add_bos: bool = False
 
 
+_INSTEAD = "Name the model's tokenizer.json, or a folder that holds it, with --tokenizer."
+
 _RULES = {
     "gpt-2": _Rule(lambda: pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)),
     "smollm": _Rule(_single_digits),
@@ -81,35 +83,15 @@ _RULES = {
 def gguf_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
     """The tokenizer of a GGUF file's metadata; a ModelError names what in it is unknown."""
     algorithm = metadata.get("tokenizer.ggml.model")
-    if algorithm != "gpt2":
+    if algorithm not in _ALGORITHMS:
         raise ModelError(
-            f"The GGUF tokenizer model {algorithm!r} is not supported, only byte-level BPE "
-            "('gpt2'). Name the model's tokenizer.json, or a folder that holds it, with "
-            "--tokenizer."
+            f"The GGUF tokenizer model {algorithm!r} is not supported; these are: "
+            f"{', '.join(map(repr, _ALGORITHMS))}. {_INSTEAD}"
         )
-    name = metadata.get("tokenizer.ggml.pre")
-    if name not in _RULES:
-        raise ModelError(
-            f"The GGUF pre-tokenizer {name!r} is not known (known: {', '.join(_RULES)}), and a "
-            "guess would give wrong tokens. Name the model's tokenizer.json, or a folder that "
-            "holds it, with --tokenizer."
-        )
-    rule = _RULES[name]
+    tokenizer, usual = _ALGORITHMS[algorithm](metadata)
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={token: token_id for token_id, token in enumerate(tokens)},
-            merges=merges,
-            ignore_merges=rule.ignore_merges,
-        )
-    )
-    tokenizer.pre_tokenizer = rule.pre_tokenizer()
-    if rule.normalizer is not None:
-        tokenizer.normalizer = rule.normalizer()
-    tokenizer.decoder = decoders.ByteLevel()
     _add_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []))
-    ends = {"bos": rule.add_bos, "eos": False}
+    ends = {"bos": usual, "eos": False}
     added = {
         end: metadata[f"tokenizer.ggml.{end}_token_id"]
         for end, usual in ends.items()
@@ -118,6 +100,70 @@ def gguf_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
     if added:
         _enclose(tokenizer, {end: (tokens[token_id], token_id) for end, token_id in added.items()})
     return tokenizer
+
+
+def _byte_level(metadata: dict[str, Any]) -> tuple[Tokenizer, bool]:
+    """Byte-level BPE, and whether texts usually begin with a token of their own."""
+    name = metadata.get("tokenizer.ggml.pre")
+    if name not in _RULES:
+        raise ModelError(
+            f"The GGUF pre-tokenizer {name!r} is not known (known: {', '.join(_RULES)}), and a "
+            f"guess would give wrong tokens. {_INSTEAD}"
+        )
+    rule = _RULES[name]
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(
+        models.BPE(vocab=_numbered(tokens), merges=merges, ignore_merges=rule.ignore_merges)
+    )
+    tokenizer.pre_tokenizer = rule.pre_tokenizer()
+    if rule.normalizer is not None:
+        tokenizer.normalizer = rule.normalizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, rule.add_bos
+
+
+def _sentencepiece(metadata: dict[str, Any]) -> tuple[Tokenizer, bool]:
+    """SentencePiece's BPE (Kudo and Richardson, 2018), as of Gemma: of neighbours those are merged
+    first whose piece has the highest score, and what is no piece becomes bytes.
+
+    Where it puts a space before texts, tools differ in what a text is beside special tokens.
+    """
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        raise ModelError(
+            "The GGUF file's SentencePiece tokenizer puts a space before texts, which tools do in "
+            f"different places, and a guess would give wrong tokens. {_INSTEAD}"
+        )
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    scores, types = (metadata[f"tokenizer.ggml.{kind}"] for kind in ("scores", "token_type"))
+    if types.count(TokenType.BYTE) != 256:
+        raise ModelError(f"The GGUF file's tokenizer lacks tokens for single bytes. {_INSTEAD}")
+    pieces = {
+        token: (-score, number)
+        for number, (token, score, kind) in enumerate(zip(tokens, scores, types, strict=True))
+        if kind == TokenType.NORMAL
+    }
+    halves = [
+        (order, token[:cut], token[cut:])
+        for token, order in pieces.items()
+        for cut in range(1, len(token))
+        if token[:cut] in pieces and token[cut:] in pieces
+    ]
+    merges = [(left, right) for _, left, right in sorted(halves, key=lambda each: each[0])]
+    tokenizer = Tokenizer(models.BPE(vocab=_numbered(tokens), merges=merges, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return tokenizer, True
+
+
+_ALGORITHMS = {"gpt2": _byte_level, "llama": _sentencepiece}
+"""By `tokenizer.ggml.model`."""
+
+
+def _numbered(tokens: list[str]) -> dict[str, int]:
+    return {token: number for number, token in enumerate(tokens)}
 
 
 def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
