@@ -150,7 +150,7 @@ def step_figures(device: torch.device, way: str, copy: float, product: float) ->
     block_bytes = 2 * CONFIG.layers * CONFIG.kv_size * BLOCK_SIZE * DTYPE.itemsize
     torch.cuda.empty_cache()
     available = int(torch.cuda.mem_get_info(device)[0] * 0.9) // block_bytes
-    wanted = max(rows * (context + ROOM) for rows, context in CASES) // BLOCK_SIZE
+    wanted = -(-max(rows * (context + ROOM) for rows, context in CASES) // BLOCK_SIZE)
     blocks = min(wanted, available)
     pool = make_pool(CONFIG, blocks + 1, BLOCK_SIZE, DTYPE, device)
     facts = EngineFacts("8B", "random", BLOCK_SIZE, blocks, 128, 8192, 8192, CONFIG.vocab_size)

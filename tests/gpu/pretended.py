@@ -344,6 +344,7 @@ def pretended_gpu() -> Iterator[Gpu]:
         "get_device_capability": lambda device: _CAPABILITY,
         "get_device_name": lambda device: "pretended",
         "get_device_properties": lambda device: chip,
+        "empty_cache": lambda: None,
         "mem_get_info": lambda device: (MEMORY, MEMORY),
         "memory_allocated": lambda device: 0,
         "memory_reserved": lambda device: 0,
