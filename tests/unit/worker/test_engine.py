@@ -24,7 +24,8 @@ from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
 from tests.driver import Driver, Stream
 from tests.gpu_twin import Recorder, as_on_gpu
-from tests.models import COUSINS, VARIANTS, VOCAB_SIZE
+from tests.models import COUSINS, VARIANTS, VOCAB_SIZE, make_model
+from tests.unit.worker.test_weights import write_gguf
 
 SETTINGS = WorkerSettings(num_blocks=200, max_num_seqs=32, device="cpu", dtype="float32")
 
@@ -91,6 +92,28 @@ def test_greedy_tokens_are_transformers(
         streams = Driver(engine, chunk=chunk, lookahead=lookahead).run(prompts, [greedy] * 6)
         compared = sum(positions_compared(oracle, stream) for stream in streams)
         assert compared >= 0.9 * 12 * len(prompts)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gemma2", {"query_pre_attn_scalar": 32}),
+        ("gemma3", {"query_pre_attn_scalar": 32, "layer_types": ["sliding_attention"] * 3}),
+        ("phi3", {"head_dim": 16}),
+    ],
+)
+def test_greedy_tokens_of_a_gguf_file_are_transformers(
+    name: str, changes: dict[str, Any], tmp_path: Path, generator: random.Random
+) -> None:
+    folder = make_model(name, tmp_path / "model", **changes)
+    path = write_gguf(tmp_path / "model.gguf", folder, ["F32"])
+    prepared = prepare(str(path), tmp_path, tokenizer=str(folder))
+    oracle, engine = load_oracle(folder), load_engine(prepared, SETTINGS, lambda: None)
+    greedy = SamplingParams(max_tokens=12, seed=0, temperature=0)
+    prompts = random_prompts(generator, 4)
+    streams = Driver(engine, chunk=30).run(prompts, [greedy] * 4)
+    compared = sum(positions_compared(oracle, stream) for stream in streams)
+    assert compared >= 0.9 * 12 * len(prompts)
 
 
 @pytest.mark.parametrize("inner", [False, True], ids=["published", "inner"])
@@ -395,7 +418,9 @@ def test_quantization_that_the_files_do_not_have(prepared_model: Prepared) -> No
 
 def test_quantization_in_a_type_that_a_cpu_does_not_multiply(prepared_model: Prepared) -> None:
     half = replace(SETTINGS, quantization="int8", dtype="float16")
-    with pytest.raises(ModelError, match="no products for --quantization int8 with --dtype float1"):
+    with pytest.raises(
+        ModelError, match="products for --quantization int8 on a CPU with --dtype float16"
+    ):
         load_engine(prepared_model("llama"), half, lambda: None)
 
 

@@ -186,6 +186,9 @@ def write_gguf(path: Path, folder: Path, kinds: list[str]) -> Path:
     writer.add_rope_dimension_count(getattr(config, "head_dim", 64))
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if kind == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     writer.add_vocab_size(config.vocab_size)
     if (experts := getattr(config, "num_local_experts", 0)) > 0:
         writer.add_expert_count(experts)
