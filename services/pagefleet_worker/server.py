@@ -105,6 +105,8 @@ class Compute(threading.Thread):
         """Plans that are launched and not answered."""
         self._orders: queue.SimpleQueue[int | Plan] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Plan, Result | None]] = queue.SimpleQueue()
+        self._loss: DeviceLostError | None = None
+        """Kept with all that its frames hold: to give back what a lost device used aborts."""
 
     def order(self, order: int | Plan) -> None:
         """Forget everything and begin an epoch, or run a step of it; after what came before."""
@@ -124,6 +126,7 @@ class Compute(threading.Thread):
             try:
                 self._work()
             except DeviceLostError as error:
+                self._loss = error
                 log.error("%s", error)
 
     def _work(self) -> None:

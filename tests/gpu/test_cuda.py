@@ -1,6 +1,7 @@
 """What only a GPU can show: its own graphs, and what it is like to lose it."""
 
 import multiprocessing
+import os
 import random
 from typing import Any
 
@@ -31,15 +32,17 @@ def test_graphs_compute_what_kernels_compute_one_by_one(
 def lose_the_device() -> None:
     device = torch.device("cuda")
     numbers, beyond = torch.zeros(4, device=device), torch.tensor([9], device=device)
-    with pytest.raises(DeviceLostError), telling_loss(device):
+    with pytest.raises(DeviceLostError) as loss, telling_loss(device):
         Download([numbers[beyond]]).tensors()
+    assert loss.tb  # which holds what the device used
+    os._exit(3)  # before anything is given back, as a worker does
 
 
 def test_an_error_of_a_kernel_loses_the_device() -> None:
     process = multiprocessing.get_context("spawn").Process(target=lose_the_device)
     process.start()
     process.join()
-    assert process.exitcode == 0
+    assert process.exitcode == 3
 
 
 def test_a_lack_of_memory_does_not(device: torch.device) -> None:

@@ -1,8 +1,10 @@
 """The compute thread and a device that is late: plans are launched ahead, and answered in order."""
 
+import gc
 import multiprocessing
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -13,7 +15,7 @@ import zmq
 from pagefleet.transport import Hub
 from pagefleet.wire import Join, Plan, Result, WorkerHello, decode_from_worker, encode
 from pagefleet_worker.interface import DeviceLostError, EngineFacts, PlanError
-from pagefleet_worker.server import Compute, ComputeEndedError, Progress, Server
+from pagefleet_worker.server import Compute, ComputeEndedError, Progress, Server, log
 
 FACTS = EngineFacts("model", "class", 16, 8, 4, 64, 64, 100)
 
@@ -169,6 +171,32 @@ def test_a_lost_device_ends_the_thread_and_answers_nothing(
     assert not compute.is_alive()
     with compute.wake:
         assert not compute.answers()
+
+
+class Memory:
+    """What a device used."""
+
+
+class DeviceThatLoses(LateDevice):
+    """It is lost in a step that holds memory."""
+
+    def launch(self, plan: Plan) -> Flight:
+        memory = Memory()
+        self.memory = weakref.ref(memory)
+        raise DeviceLostError("an illegal memory access was encountered")
+
+
+def test_nothing_that_a_lost_device_used_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "disabled", True)  # pytest keeps what is logged, the error too
+    device = DeviceThatLoses()
+    compute = Compute(device)
+    compute.order(1)
+    compute.order(plan(0))
+    compute.start()
+    compute.join(20)
+    gc.collect()
+    assert device.memory() is not None
+    compute.wake.close()
 
 
 class LostDevice(LateDevice):
