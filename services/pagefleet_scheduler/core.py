@@ -153,7 +153,7 @@ class Scheduler:
             self.workers.excuse(absence)
             self._gathered = now + GATHERING
         self._now = now
-        self.placement.gathering = now < self._gathered
+        self.placement.gather(now < self._gathered)
         for event in events:
             match event:
                 case Lost(peer):

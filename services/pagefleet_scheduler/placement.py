@@ -7,22 +7,18 @@ from pagefleet.wire import Plan
 from pagefleet_scheduler import router
 from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.quarantine import Quarantine, is_trial
-from pagefleet_scheduler.queue import Queue
+from pagefleet_scheduler.queue import Queue, Workers
 from pagefleet_scheduler.sequence import Request, Sequence
-
-REFUSALS = 64
-"""Sequences without room after which a round of admission ends, however many wait: a bound on its
-time."""
 
 
 class Placement:
     """The queue, and the planners of all workers."""
 
     def __init__(self) -> None:
-        self.waiting = Queue()
+        self.waiting = Queue(self._eligible)
         self.planners: list[Planner] = []
         self.quarantine = Quarantine()
-        self.gathering = False
+        self._gathering = False
         """Whether streams wait for workers of their class of numerics that may not be heard yet."""
         self.class_changes = 0
         """Times that a sequence with outputs went on at a worker of another class."""
@@ -52,9 +48,21 @@ class Placement:
             fork.forget_run()
             self.waiting.add(fork)
 
+    def gather(self, gathering: bool) -> None:
+        """Let streams wait, or not, for workers of their class that may not have been heard yet."""
+        if gathering != self._gathering:
+            self._gathering = gathering
+            self.waiting.regroup()
+
+    def join(self, planner: Planner) -> None:
+        """A worker is there."""
+        self.planners.append(planner)
+        self.waiting.regroup()
+
     def leave(self, planner: Planner) -> list[Sequence]:
         """A worker is lost: what ran there waits at its old place, and starts from its tokens."""
         self.planners.remove(planner)
+        self.waiting.regroup()
         abandoned = planner.abandon()
         for sequence in abandoned:
             self.waiting.add(sequence)
@@ -73,17 +81,14 @@ class Placement:
         """
         for planner in self.planners:
             planner.cache.pool.settle()
-        queued, reserved, refused = router.Queued(), set[Planner](), 0
-        for sequence in self.waiting:
+        queued, reserved = router.Queued(), set[Planner]()
+        for sequence in self.waiting.walk(reserved):
             if sequence.paused:
                 continue
-            planners = self.eligible(sequence)
-            if self._admit(sequence, [p for p in planners if p not in reserved], queued, now):
-                continue
-            reserved.update(planners)
-            refused += bool(planners)
-            if len(reserved) == len(self.planners) or refused == REFUSALS:
-                break
+            planners = self.waiting.workers(sequence)
+            free = [planner for planner in planners if planner not in reserved]
+            if not self._admit(sequence, free, queued, now):
+                reserved.update(planners)
 
     def _finds_its_prefix_soon(self, sequence: Sequence) -> bool:
         """Whether a beam should wait for another that computes what they can share."""
@@ -111,13 +116,13 @@ class Placement:
         queued.admitted(sequence, chosen)
         return True
 
-    def eligible(self, sequence: Sequence) -> list[Planner]:
+    def _eligible(self, sequence: Sequence) -> Workers:
         """Workers that can hold it to its end; only those of its class of numerics, if any is."""
         able = [planner for planner in self.planners if planner.fits(sequence)]
         same = [planner for planner in able if planner.numerics == sequence.numerics]
-        if not same and self.gathering and sequence.numerics:
-            return []
-        return same or able
+        if not same and self._gathering and sequence.numerics:
+            return ()
+        return tuple(same or able)
 
     def _preempt_for(self, sequence: Sequence, planners: Iterable[Planner]) -> bool:
         """Preempt one sequence that must make room for another; returns whether there is any."""

@@ -16,14 +16,19 @@ Within a tenant, a level of priority is worth seconds: the request counts as hav
 later. Whoever waits gets ahead of later arrivals of any priority in the end, so none starves, and
 two waiting requests never change places. With `--scheduling-policy fcfs` all requests come in with
 the same priority (`admission`).
+
+Workers may differ, so that a sequence may have to wait for some of them while others have room. To
+find who comes next there, without a look at all who wait for the former, the queue keeps sequences
+apart that wait for different workers.
 """
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator
-from heapq import heapify, heappop, heapreplace
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heapreplace, merge
+from typing import Any, NamedTuple, TypeAlias
 
+from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.sequence import Request, Sequence
 
 OUTPUT_COST = 2.0
@@ -40,14 +45,69 @@ class Room(NamedTuple):
 
 DEFAULT_ROOM = Room()
 
+Workers: TypeAlias = tuple[Planner, ...]
+"""The planners of those for which a sequence waits."""
+
+
+class _Line:
+    """Sequences in the order of a key, kept apart by the workers for which they wait."""
+
+    def __init__(self, key: Callable[[Sequence], Any]) -> None:
+        self._key = key
+        self._lists: dict[Workers, list[Sequence]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lists.values()))
+
+    def add(self, sequence: Sequence, workers: Workers) -> None:
+        insort(self._lists.setdefault(workers, []), sequence, key=self._key)
+
+    def remove(self, sequence: Sequence, workers: Workers) -> None:
+        self._lists[workers].remove(sequence)
+        if not self._lists[workers]:
+            del self._lists[workers]
+
+    def walk(self, reserved: set[Planner] | None) -> Iterator[Sequence]:
+        """As `Queue.walk`, but none may be added meanwhile."""
+        return merge(*(_walk(*each, reserved) for each in self._lists.items()), key=self._key)
+
+    def copy(self) -> "_Line":
+        line = _Line(self._key)
+        line._lists = {workers: waiting.copy() for workers, waiting in self._lists.items()}
+        return line
+
+    def check(self) -> list[Sequence]:
+        """Assert the invariants; returns all sequences."""
+        for waiting in self._lists.values():
+            assert waiting
+            assert waiting == sorted(waiting, key=self._key)
+        return [sequence for waiting in self._lists.values() for sequence in waiting]
+
+
+def _walk(
+    workers: Workers, waiting: list[Sequence], reserved: set[Planner] | None
+) -> Iterator[Sequence]:
+    index = 0
+    while index < len(waiting) and (reserved is None or not reserved.issuperset(workers)):
+        sequence = waiting[index]
+        yield sequence
+        index += index < len(waiting) and waiting[index] is sequence
+
 
 class Queue:
-    """Sequences that wait, and what each tenant was served."""
+    """Sequences that wait, and what each tenant was served.
 
-    def __init__(self) -> None:
-        self._returning: list[Sequence] = []
-        self._fresh: dict[str, list[Sequence]] = {}
-        """What never ran, of each tenant that has any, sorted by `turn`."""
+    `workers_of` says for which workers a sequence waits; `regroup` has to be called when that
+    changes.
+    """
+
+    def __init__(self, workers_of: Callable[[Sequence], Workers]) -> None:
+        self._workers_of = workers_of
+        self._workers: dict[Sequence, Workers] = {}
+        """Of all that wait."""
+        self._returning = _Line(_order)
+        self._fresh: dict[str, _Line] = {}
+        """What never ran, of each tenant that has any."""
         self._tokens: Counter[str] = Counter()
         """Of the prompts of these."""
         self._served: dict[str, float] = {}
@@ -60,56 +120,82 @@ class Queue:
         return f"<Queue {len(self._returning)} return, new: {fresh}>"
 
     def __len__(self) -> int:
-        return len(self._returning) + sum(map(len, self._fresh.values()))
+        return len(self._workers)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In the order in which they would go now; the one at hand may be removed meanwhile."""
-        yield from tuple(self._returning)
-        heads = [
-            (self._served[tenant], waiting[0].request.turn, tenant, waiting, 0)
-            for tenant, waiting in self._fresh.items()
-        ]
+        return self.walk(None)
+
+    def workers(self, sequence: Sequence) -> Workers:
+        """For which a sequence waits."""
+        return self._workers[sequence]
+
+    def walk(self, reserved: set[Planner] | None) -> Iterator[Sequence]:
+        """Sequences in the order in which they would go now.
+
+        The one at hand may be removed before the next. Leaves out those that wait for none but the
+        `reserved` workers, which may become more meanwhile; None leaves out none.
+        """
+        if self._returning:
+            yield from self._returning.copy().walk(reserved)  # what is preempted meanwhile is added
+        heads = []
+        for tenant, line in self._fresh.items():
+            waiting = line.walk(reserved)
+            if (sequence := next(waiting, None)) is not None:
+                turn = sequence.request.turn
+                heads.append((self._served[tenant], turn, tenant, sequence, waiting))
         heapify(heads)
         while heads:
-            served, _, tenant, waiting, index = heads[0]
-            sequence = waiting[index]
+            served, _, tenant, sequence, waiting = heads[0]
             yield sequence
-            if waiting[index : index + 1] == [sequence]:
-                index += 1
-            if index == len(waiting):
+            following = next(waiting, None)
+            if following is None:
                 heappop(heads)
                 continue
             served += len(sequence.request.prompt) / sequence.request.weight
-            heapreplace(heads, (served, waiting[index].request.turn, tenant, waiting, index))
+            heapreplace(heads, (served, following.request.turn, tenant, following, waiting))
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
+        request, tenant = sequence.request, sequence.request.tenant
+        if not request.has_run:
+            if tenant not in self._fresh:
+                others = [self._served[other] for other in self._fresh]
+                floor = min(others, default=self._last_served)
+                self._served[tenant] = max(self._served.get(tenant, 0.0), floor)
+            self._tokens[tenant] += len(request.prompt)
+        self._insert(sequence)
+
+    def _insert(self, sequence: Sequence) -> None:
+        workers = self._workers[sequence] = self._workers_of(sequence)
         if sequence.request.has_run:
-            insort(self._returning, sequence, key=lambda waiting: waiting.order)
+            self._returning.add(sequence, workers)
             return
         tenant = sequence.request.tenant
         if tenant not in self._fresh:
-            others = [self._served[other] for other in self._fresh]
-            floor = min(others, default=self._last_served)
-            self._served[tenant] = max(self._served.get(tenant, 0.0), floor)
-        insort(self._fresh.setdefault(tenant, []), sequence, key=_turn)
-        self._tokens[tenant] += len(sequence.request.prompt)
+            self._fresh[tenant] = _Line(_turn)
+        self._fresh[tenant].add(sequence, workers)
 
     def remove(self, sequence: Sequence) -> None:
         """Let a sequence wait no longer.
 
         Raises:
-            ValueError: it does not wait.
+            KeyError: it does not wait.
         """
-        if sequence.request.has_run:
-            self._returning.remove(sequence)
+        workers, request = self._workers.pop(sequence), sequence.request
+        if request.has_run:
+            self._returning.remove(sequence, workers)
             return
-        tenant = sequence.request.tenant
-        waiting = self._fresh.get(tenant, [])
-        waiting.remove(sequence)
-        self._tokens[tenant] -= len(sequence.request.prompt)
-        if not waiting:
-            del self._fresh[tenant], self._tokens[tenant]
+        self._fresh[request.tenant].remove(sequence, workers)
+        self._tokens[request.tenant] -= len(request.prompt)
+        if not self._fresh[request.tenant]:
+            del self._fresh[request.tenant], self._tokens[request.tenant]
+
+    def regroup(self) -> None:
+        """Find out anew for which workers each sequence waits."""
+        waiting, self._workers = self._workers, {}
+        self._returning, self._fresh = _Line(_order), {}
+        for sequence in waiting:
+            self._insert(sequence)
 
     def is_full_for(self, tenant: str, room: Room) -> bool:
         """Whether a tenant has used up its share of the room."""
@@ -124,15 +210,22 @@ class Queue:
 
     def check(self) -> None:
         """Assert the invariants: lists are sorted, counts are right, and no list is empty."""
-        assert self._returning == sorted(self._returning, key=lambda waiting: waiting.order)
-        assert all(waiting.request.has_run for waiting in self._returning)
-        for tenant, fresh in self._fresh.items():
+        listed = self._returning.check()
+        assert all(waiting.request.has_run for waiting in listed)
+        for tenant, line in self._fresh.items():
+            fresh = line.check()
             assert fresh
-            assert fresh == sorted(fresh, key=_turn)
             assert all(waiting.request.tenant == tenant for waiting in fresh)
             assert not any(waiting.request.has_run for waiting in fresh)
             assert self._tokens[tenant] == sum(len(waiting.request.prompt) for waiting in fresh)
+            listed += fresh
         assert self._tokens.keys() == self._fresh.keys()
+        assert len(listed) == len(self)
+        assert all(self._workers[each] == self._workers_of(each) for each in listed)
+
+
+def _order(sequence: Sequence) -> tuple[tuple[float, int], int]:
+    return sequence.order
 
 
 def _turn(sequence: Sequence) -> tuple[float, int]:

@@ -83,7 +83,7 @@ def _waiting(placement: Placement, now: float) -> Iterable[WaitingSequence]:
     """In the queue's order; each tells of the workers that no earlier one has reserved."""
     reserved: set[Planner] = set()
     for stream in placement.waiting:
-        able = placement.eligible(stream) if len(reserved) < len(placement.planners) else []
+        able = placement.waiting.workers(stream)
         free = [planner for planner in able if planner not in reserved]
         reason = _reason(stream, placement, free)
         if reason not in _RESERVES_NONE:

@@ -83,7 +83,7 @@ class Workers:
         planner = self._make_planner(hello, self._epoch + self.joined)
         worker = Worker(self.joined - 1, planner, heard=now, progressed=now)
         self._members[peer] = worker
-        self._placement.planners.append(planner)
+        self._placement.join(planner)
         self._let_in(peer, worker)
 
     def beat(self, peer: bytes, beat: WorkerBeat, now: float) -> None:

@@ -21,11 +21,11 @@ from pagefleet.wire import (
     Submit,
     Welcome,
     WorkerBeat,
+    numerics_of,
     pack_ints,
     unpack_ints,
 )
 from pagefleet_scheduler.core import Lost, Scheduler
-from pagefleet_scheduler.placement import REFUSALS
 from pagefleet_scheduler.queue import Room
 from tests.unit.scheduler.core_cell import EPOCH, Cell
 
@@ -114,10 +114,23 @@ def test_the_wait_for_a_worker_begins_when_the_last_one_is_lost() -> None:
 
 def test_many_that_fit_nowhere_keep_nobody_waiting(cell: Cell) -> None:
     cell.join(blocks=4)
-    for number in range(REFUSALS):
+    for number in range(100):
         cell.submit(f"large{number}", prompt=40, attempt=2)
     cell.submit("small")
     assert len(cell.plans()) == 2
+
+
+def test_however_many_wait_for_one_worker_another_has_its_share(cell: Cell) -> None:
+    """Streams wait for the worker that computes their bits, while another could take a request."""
+    cell.join(b"one", numerics="one", slots=1)
+    cell.join(b"two", numerics="two", slots=1)
+    cell.settle()
+    state = ChoiceState(0, pack_ints([50]), numerics=numerics_of("one"))
+    for number in range(100):
+        cell.submit(f"stream{number}", max_tokens=9, attempt=2, states=[state])
+    assert not cell.plans(b"two")
+    cell.submit("new")
+    assert len(cell.plans(b"two")) == 2
 
 
 @pytest.mark.parametrize(

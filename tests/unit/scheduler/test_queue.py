@@ -23,7 +23,8 @@ from pagefleet.wire import (
     unpack_ints,
 )
 from pagefleet_scheduler.core import Arrived, Scheduler
-from pagefleet_scheduler.queue import OUTPUT_COST, Queue, Room
+from pagefleet_scheduler.planner import Planner
+from pagefleet_scheduler.queue import OUTPUT_COST, Queue, Room, Workers
 from pagefleet_scheduler.sequence import AGING, Request, Sequence
 
 NUMBERS = count()
@@ -56,8 +57,17 @@ def waiting(
     return Sequence(request, [0], request.prompt[:])
 
 
+def planner() -> Planner:
+    hello = WorkerHello(PROTOCOL, "host", 1, 1, "m", "class", 4, 20, 8, 80, 64, 99)
+    return Planner(hello, 1, requeue=lambda sequence: None)
+
+
+def anywhere(_: Sequence) -> Workers:
+    return ()
+
+
 def queue_of(*sequences: Sequence) -> Queue:
-    queue = Queue()
+    queue = Queue(anywhere)
     for sequence in sequences:
         queue.add(sequence)
         queue.check()
@@ -81,7 +91,7 @@ def serve_next(queue: Queue, outputs: int) -> tuple[str, float]:
 )
 def test_tenants_that_always_wait_are_served_by_weight(weights: list[float], seed: int) -> None:
     """Their services, by weight, never lie further apart than one request of either costs."""
-    rng, queue = random.Random(seed), Queue()
+    rng, queue = random.Random(seed), Queue(anywhere)
     most = (60 + OUTPUT_COST * 50) / min(weights)
     served = {str(number): 0.0 for number in range(len(weights))}
     for tenant, weight in zip(served, weights, strict=True):
@@ -141,7 +151,7 @@ def test_who_comes_late_is_lifted_to_the_least_served_of_those_that_wait() -> No
 
 
 def test_who_comes_to_an_empty_queue_is_lifted_to_whoever_was_served_last() -> None:
-    served, queue = waiting("busy"), Queue()
+    served, queue = waiting("busy"), Queue(anywhere)
     queue.charge(served.request, 1000)
     for tenant in ("late", "late", "busy", "busy"):
         queue.add(waiting(tenant))
@@ -192,7 +202,7 @@ def test_who_ran_goes_first_in_the_order_of_its_first_run() -> None:
 def test_what_does_not_wait_cannot_be_removed() -> None:
     queue, sequence = queue_of(waiting("a")), waiting("a")
     for stranger in (sequence, waiting("b"), waiting("a", began=1.0)):
-        with pytest.raises(ValueError, match="not in list"):
+        with pytest.raises(KeyError):
             queue.remove(stranger)
 
 
@@ -314,3 +324,39 @@ class TestScheduler:
         (refusal,) = self.submit("a", 1, "a")
         assert refusal.reason is Reason.OVERLOADED
         assert not self.submit("b", 2, "b")
+
+
+def test_who_waits_for_reserved_workers_only_is_passed_over() -> None:
+    rng = random.Random(seed := random.randrange(2**32))
+    planners = [planner() for _ in range(3)]
+    workers: dict[Sequence, Workers] = {}
+    queue = Queue(workers.__getitem__)
+    for _ in range(200):
+        began = rng.choice([None, rng.random()])
+        sequence = waiting("tenant", arrived=rng.random(), began=began)
+        workers[sequence] = tuple(rng.sample(planners, rng.randrange(4)))
+        queue.add(sequence)
+    for _ in range(3):
+        queue.check()
+        order, stays = list(queue), {each: rng.random() < 0.5 for each in workers}
+        reserved, expected = set[Planner](), []
+        for each in order:
+            if not reserved.issuperset(workers[each]):
+                expected.append(each)
+                reserved.update(workers[each] if stays[each] else ())
+        met, reserved, in_vain = [], set(), 0
+        for each in queue.walk(reserved):
+            if reserved.issuperset(workers[each]):
+                in_vain += 1
+                continue
+            met.append(each)
+            if stays[each]:
+                reserved.update(workers[each])
+            else:
+                queue.remove(each)
+        assert met == expected, seed
+        assert in_vain <= 2 * len({*workers.values()}), "at most the next of each list"
+        assert list(queue) == [each for each in order if each not in met or stays[each]], seed
+        for each in workers:
+            workers[each] = tuple(rng.sample(planners, rng.randrange(4)))
+        queue.regroup()
