@@ -21,12 +21,14 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler import ASTSource
 
+from pagefleet_kernels.experts import Experts, Routing
 from pagefleet_kernels.layers import Activation
 from pagefleet_kernels.lora import Factors
 from pagefleet_kernels.quantized import GROUP
 from pagefleet_kernels.triton_activation import gate_mul
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_cache import copy_blocks, rotary_write_kv, write_kv
+from pagefleet_kernels.triton_experts import expert_sums, route
 from pagefleet_kernels.triton_logprobs import log_softmax
 from pagefleet_kernels.triton_lora import HeldLoras
 from pagefleet_kernels.triton_matmul import product
@@ -293,6 +295,19 @@ def _lora_case(rows: int, inputs: int, parts: tuple[int, ...]) -> Callable[[Chip
     return run
 
 
+def _expert_case(
+    rows: int, choices: int, chosen: int, size: int, inner: int, **options: Any
+) -> Callable[[Chip], object]:
+    def run(chip: Chip) -> object:
+        routing = Routing(chosen, renormalized=True)
+        matrices = _empty(choices * 2 * inner, size), _empty(choices * size, inner)
+        experts = Experts(_empty(choices, size), *matrices, routing)
+        taken, factors = route(_empty(rows, choices), routing)
+        return expert_sums(_empty(rows, size), taken, factors, experts, chip=chip, **options)
+
+    return run
+
+
 def _sampling_case(vocabulary: int) -> Callable[[Chip], object]:
     def run(_: Chip) -> None:
         int32, float32 = _empty(64, dtype=torch.int32), _empty(64, dtype=torch.float32)
@@ -335,6 +350,9 @@ CASES: dict[str, Callable[[Chip], object]] = {
     "float32 output, 4 bits": _quantized_case(2048, 4096, 4, dtype=torch.float32),
     "8B queries, keys and values, adapters": _lora_case(64, 4096, (4096, 1024, 1024)),
     "8B down, adapters": _lora_case(2048, 14336, (4096,)),
+    "30B-A3B experts, decode": _expert_case(64, 128, 8, 2048, 768),
+    "30B-A3B experts, prefill": _expert_case(2048, 128, 8, 2048, 768),
+    "8x7B experts, invariant": _expert_case(1, 8, 2, 4096, 14336, invariant=True),
     "sampling": _sampling_case(128256),
 }
 

@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from benchmarks.correctness.comparison import ROUNDING, Check, Inputs, error_of
 from pagefleet_kernels import reference
+from pagefleet_kernels.experts import Experts, Routing
 from pagefleet_kernels.layers import Activation
 from pagefleet_kernels.lora import Factors
 from pagefleet_kernels.quantized import GROUP, Quantized
 from pagefleet_kernels.triton_activation import gate_mul
+from pagefleet_kernels.triton_experts import expert_sums, route
 from pagefleet_kernels.triton_lora import HeldLoras
 from pagefleet_kernels.triton_matmul import product
 from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
@@ -29,6 +32,7 @@ def quick(inputs: Inputs) -> Iterator[partial[Check]]:
     yield partial(_quantized_product, inputs, torch.float32, 8, 20, 96, 90)
     yield partial(_invariant_quantized_product, inputs, torch.float32, 160)
     yield partial(_adapters, inputs, torch.float32, 20, 70, 50)
+    yield partial(_experts, inputs, torch.float32, 20, Routing(3, renormalized=True), 9, 70, 40)
 
 
 def full(inputs: Inputs) -> Iterator[partial[Check]]:
@@ -48,6 +52,12 @@ def full(inputs: Inputs) -> Iterator[partial[Check]]:
     yield partial(_quantized_product, inputs, torch.bfloat16, 4, 5, 96, 33)
     yield partial(_invariant_product, inputs, torch.bfloat16, 4096, 4096)
     yield partial(_invariant_quantized_product, inputs, torch.bfloat16, 4096)
+    for count in (1, 64, 2048):
+        routing = Routing(8, renormalized=True)
+        yield partial(_experts, inputs, torch.bfloat16, count, routing, 128, 2048, 768)
+    shared = Routing(4, renormalized=False, shared=4)
+    yield partial(_experts, inputs, torch.float32, 37, shared, 60, 2048, 1408)
+    yield partial(_invariant_experts, inputs, torch.bfloat16, 2048, 768)
 
 
 def _norms(inputs: Inputs, dtype: torch.dtype, size: int) -> Check:
@@ -105,6 +115,61 @@ def _invariant_product(inputs: Inputs, dtype: torch.dtype, width: int, outputs: 
     for first, last in ((0, 1), (149, 150), (60, 70), (3, 140)):
         error += error_of(product(values[first:last], weight), together[first:last])
     return Check("product", "a row alone or in a batch", error, 0.0)
+
+
+def _random_experts(
+    inputs: Inputs, dtype: torch.dtype, routing: Routing, choices: int, size: int, inner: int
+) -> Experts:
+    """With a router that needs no matrix, as scores that are rounded choose others."""
+    count = choices + routing.shared
+    gate_up = inputs.normal(count * 2 * inner, size, dtype=dtype) / size**0.5
+    down = inputs.normal(count * size, inner, dtype=dtype) / inner**0.5
+    router = inputs.normal(choices + (routing.shared > 0), size, dtype=dtype)
+    return Experts(router, gate_up, down, routing)
+
+
+def _experts(
+    inputs: Inputs,
+    dtype: torch.dtype,
+    rows: int,
+    routing: Routing,
+    choices: int,
+    size: int,
+    inner: int,
+) -> Check:
+    """What rows take, by scores of float32, and a sum for each expert that one takes."""
+    experts = _random_experts(inputs, dtype, routing, choices, size, inner)
+    values, scores = (
+        inputs.normal(rows, size, dtype=dtype),
+        inputs.normal(rows, len(experts.router)),
+    )
+    taken, factors = route(scores, routing)
+    found = expert_sums(values, taken, factors, experts)
+    numbers, weights = reference.route(scores.double(), routing)
+    expected = torch.zeros_like(values, dtype=torch.float64)
+    pairs = zip(experts.parts(experts.gate_up), experts.parts(experts.down), strict=True)
+    for number, (gate_up, down) in enumerate(pairs):
+        own, places = (numbers == number).nonzero(as_tuple=True)
+        inside = reference.gate_mul(values[own].double() @ gate_up.double().T)
+        expected[own] += weights[own, places].unsqueeze(1) * (inside @ down.double().T)
+    case = f"{rows} rows, {routing.taken} of {experts.count} x {size} x {inner}"
+    return Check("experts", case, error_of(found, expected), 4 * ROUNDING[dtype])
+
+
+def _invariant_experts(inputs: Inputs, dtype: torch.dtype, size: int, inner: int) -> Check:
+    """Rows alone and in small batches, against all together."""
+    experts = _random_experts(inputs, dtype, Routing(2, renormalized=True), 8, size, inner)
+    values, scores = inputs.normal(300, size, dtype=dtype), inputs.normal(300, 8)
+    taken, factors = route(scores, experts.routing)
+
+    def sums(first: int, last: int) -> Tensor:
+        own = slice(first, last)
+        return expert_sums(values[own], taken[own], factors[own], experts, invariant=True)
+
+    together, error = sums(0, 300), 0.0
+    for first, last in ((0, 1), (299, 300), (60, 70), (3, 240)):
+        error += error_of(sums(first, last), together[first:last])
+    return Check("experts", "a row alone or in a batch", error, 0.0)
 
 
 def _random_matrix(inputs: Inputs, bits: int, outputs: int, width: int) -> Quantized:

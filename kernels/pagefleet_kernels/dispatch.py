@@ -84,6 +84,7 @@ def _triton(invariant: bool) -> Kernels:
         triton_activation,
         triton_attention,
         triton_cache,
+        triton_experts,
         triton_jit,
         triton_logprobs,
         triton_lora,
@@ -117,6 +118,10 @@ def _triton(invariant: bool) -> Kernels:
         scores = linear(weight)
         return lambda values, adapters=None: scores(values, adapters).float()
 
+    def experts(weights: Experts) -> Layer:
+        router = linear(weights.router)
+        return triton_experts.TritonExperts(weights, router, invariant=invariant)
+
     return Kernels(
         f"triton-{triton_jit.source_digest()}" + ("-invariant" if invariant else ""),
         attention=partial(triton_attention.attention, invariant=invariant),
@@ -129,6 +134,7 @@ def _triton(invariant: bool) -> Kernels:
         linear=linear,
         gated=gated,
         head=head,
+        experts=experts,
         log_softmax=triton_logprobs.log_softmax,
         sample=triton_sampling.sample,
         invariant=invariant,

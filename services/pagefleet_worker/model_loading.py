@@ -98,8 +98,12 @@ def _load_decoder(
     config = config.within(means.positions)
     own = ranks.share.of(config)
     dtype = choose_dtype(settings.dtype, config, device)
-    able = device.type != "cpu" or dtype is not torch.float16
-    quantization = choose_quantization(settings.quantization, manifest.weights.kind, able=able)
+    unable = None
+    if device.type == "cpu" and dtype is torch.float16:
+        unable = "a CPU with --dtype float16"
+    if device.type == "cuda" and any(config.experts):
+        unable = "a GPU with experts"
+    quantization = choose_quantization(settings.quantization, manifest.weights.kind, unable)
     files, share = manifest.weights, ranks.share
     weights = load_weights(files, config, dtype, device, advance, quantization, share)
     loras = [read_adapter(Path(each.folder), config) for each in manifest.adapters]
@@ -158,9 +162,9 @@ def choose_dtype(name: str, config: ModelShape, device: torch.device) -> torch.d
     return torch.float16 if config.dtype == "float16" else torch.bfloat16
 
 
-def choose_quantization(name: str, kind: str, *, able: bool = True) -> Quantization:
-    """What the settings say of matrices from files of this kind; `able`: whether the kernels
-    multiply quantized ones in the model's dtype.
+def choose_quantization(name: str, kind: str, unable: str | None = None) -> Quantization:
+    """What the settings say of matrices from files of this kind; `unable`: what it is, if that is
+    so, that does not multiply quantized ones.
 
     By default matrices are computed with as a quantized checkpoint has them. Those of a .gguf file
     are widened, which loses nothing of any of their kinds; the kernels take some of these as they
@@ -170,11 +174,11 @@ def choose_quantization(name: str, kind: str, *, able: bool = True) -> Quantizat
         ModelError: it is for other files, or the kernels are not able.
     """
     if name == "auto":
-        return OWN if kind == "safetensors" and able else PLAIN
+        return OWN if kind == "safetensors" and unable is None else PLAIN
     if name == "gguf" and kind != "gguf":
         raise ModelError("--quantization gguf takes a .gguf file; try --quantization int8.")
-    if name != "none" and not able:
+    if name != "none" and unable is not None:
         raise ModelError(
-            f"A CPU has no products for --quantization {name} with --dtype float16; try bfloat16."
+            f"There are no products for --quantization {name} on {unable}; leave out one of them."
         )
     return {"none": PLAIN, "int8": INT8, "gguf": OWN_OR_INT8}[name]

@@ -11,7 +11,17 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("it would run itself", allow_module_level=True)
 
 HERE = Path(__file__).parent
-MODULES = ["attention", "cache", "fp8", "lora", "matmul", "norm", "quantized", "sampling"]
+MODULES = [
+    "attention",
+    "cache",
+    "experts",
+    "fp8",
+    "lora",
+    "matmul",
+    "norm",
+    "quantized",
+    "sampling",
+]
 TESTS = [str(HERE / f"test_triton_{module}.py") for module in MODULES]
 
 

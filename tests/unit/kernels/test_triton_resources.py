@@ -18,6 +18,7 @@ MULTIPLYING = (
     "quantized_product_kernel",
     "shrink_kernel",
     "expand_kernel",
+    "expert_kernel",
 )
 
 
@@ -52,6 +53,10 @@ def test_decode_fits_a_hopper_chip():
 
 def test_few_bits_fit_it():
     check_report("cuda:90", "8B output, 4 bits, decode")
+
+
+def test_experts_fit_it():
+    check_report("cuda:90", "30B-A3B experts, decode")
 
 
 def test_float32_fits_it_too():

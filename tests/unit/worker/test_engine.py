@@ -418,9 +418,7 @@ def test_quantization_that_the_files_do_not_have(prepared_model: Prepared) -> No
 
 def test_quantization_in_a_type_that_a_cpu_does_not_multiply(prepared_model: Prepared) -> None:
     half = replace(SETTINGS, quantization="int8", dtype="float16")
-    with pytest.raises(
-        ModelError, match="products for --quantization int8 on a CPU with --dtype float16"
-    ):
+    with pytest.raises(ModelError, match="--quantization int8 on a CPU with --dtype float16"):
         load_engine(prepared_model("llama"), half, lambda: None)
 
 

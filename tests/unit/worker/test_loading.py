@@ -12,7 +12,8 @@ from pagefleet_worker import model_loading
 from pagefleet_worker.config import load_config
 from pagefleet_worker.loading import Limits, load_engine
 from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.model_loading import choose_dtype
+from pagefleet_worker.model_loading import choose_dtype, choose_quantization
+from pagefleet_worker.weights import PLAIN
 
 
 @pytest.mark.parametrize(
@@ -84,3 +85,10 @@ def test_a_gpu_that_is_too_old_is_refused(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     with pytest.raises(ModelError, match="Tesla T4 is too old"):
         load_engine(prepared_model("llama"), WorkerSettings(device="cuda"), lambda: None)
+
+
+def test_quantized_experts_are_widened_for_a_gpu_or_refused() -> None:
+    unable = "a GPU with experts"
+    assert choose_quantization("auto", "safetensors", unable) == PLAIN
+    with pytest.raises(ModelError, match="no products for --quantization int8 on a GPU with exper"):
+        choose_quantization("int8", "safetensors", unable)

@@ -1,0 +1,107 @@
+"""Triton's experts in Triton's interpreter, against `reference.experts` in float64."""
+
+import os
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("test_triton_interpreter.py runs it, interpreted", allow_module_level=True)
+
+import torch
+
+from pagefleet_kernels import reference
+from pagefleet_kernels.experts import Routing
+from pagefleet_kernels.triton_experts import TritonExperts, route, sort_tiles
+from tests.unit.kernels.expert_case import double, random_experts
+from tests.unit.kernels.paged_case import fresh_seed
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 2**-4}
+
+ROUTINGS = pytest.mark.parametrize(
+    ("choices", "routing"),
+    [
+        (5, Routing(1, renormalized=False)),
+        (33, Routing(4, renormalized=True)),
+        (17, Routing(3, renormalized=False, shared=2)),
+        (4, Routing(4, renormalized=True)),
+    ],
+)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(fresh_seed())
+
+
+@ROUTINGS
+def test_rows_take_what_they_take_in_the_reference(choices, routing):
+    scores = torch.randn(40, choices + (routing.shared > 0))
+    scores[3, 1] = scores[3, 2]
+    scores[4] = 0
+    taken, factors = route(scores, routing)
+    order = taken.argsort(dim=1)
+    numbers, weights = reference.route(scores, routing)
+    assert torch.equal(taken.gather(1, order).long(), numbers)
+    torch.testing.assert_close(factors.gather(1, order), weights)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_that_is_no_number_takes_different_experts(bad):
+    scores = torch.full((2, 7), bad)
+    scores[1, 3:] = torch.randn(4)
+    taken, _ = route(scores, Routing(5, renormalized=True))
+    for row in taken.tolist():
+        assert len(set(row) & set(range(7))) == 5
+
+
+@pytest.mark.parametrize("experts", [1, 6, 40])
+def test_every_entry_is_in_a_tile_of_its_expert(experts):
+    for count in (1, 37, 300):
+        taken = torch.randint(experts, (count, 1), dtype=torch.int32)
+        if count == 300:
+            taken[:] = experts - 1
+        order, tiles = sort_tiles(taken, experts, 16)
+        seen = []
+        for expert, first, size in tiles.tolist():
+            if size > 0:
+                entries = order[first : first + size].tolist()
+                assert entries == sorted(entries)
+                assert (taken[entries] == expert).all()
+                seen += entries
+        assert sorted(seen) == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "invariant"),
+    [(torch.float32, True), (torch.float16, False), (torch.bfloat16, False)],
+    ids=str,
+)
+@ROUTINGS
+def test_outputs_are_those_of_float64(choices, routing, invariant, dtype):
+    experts = random_experts(choices, routing, 72, 40, dtype)
+    layer = TritonExperts(experts, reference.linear(experts.router), invariant=invariant)
+    exact, error = reference.experts(double(experts)), TOLERANCE[dtype]
+    for count in (0, 1, 20):
+        values = torch.randn(count, 72).to(dtype)
+        expected = exact(values.double())
+        scores = values.double() @ experts.router.double().T
+        best = scores[:, :choices].sort(-1, descending=True).values
+        if routing.chosen < choices:  # scores may be rounded
+            clear = best[:, routing.chosen - 1] - best[:, routing.chosen] > 0.05
+        else:
+            clear = torch.ones(count, dtype=torch.bool)
+        found = layer(values).double()
+        torch.testing.assert_close(found[clear], expected[clear], atol=error, rtol=error)
+
+
+def test_a_row_has_the_same_bits_in_every_batch():
+    experts = random_experts(6, Routing(2, renormalized=True), 64, 32, torch.float32)
+    router = experts.router.double().T
+    layer = TritonExperts(
+        experts, lambda values, adapters=None: (values.double() @ router).float(), invariant=True
+    )
+    values = torch.randn(70, 64)
+    together = layer(values)
+    for first, last in ((0, 1), (69, 70), (20, 50)):
+        assert torch.equal(layer(values[first:last]), together[first:last])
