@@ -1,5 +1,5 @@
-"""The same injuries with real models: SmolLM2, and a small Llama with LoRA adapters, compute bit
-for bit what they would have computed.
+"""The same injuries with real models: SmolLM2, a small Llama with LoRA adapters, and one that keeps
+keys and values in 8 bits and swaps them, compute bit for bit what they would have computed.
 """
 
 import random
@@ -15,23 +15,32 @@ from tests.lora import with_adapters
 pytestmark = pytest.mark.slow
 
 FORMS = ("greedy", "seeded", "penalized", "n=2", "logprobs", "repeating", "beam")
+EIGHT_BITS = ["--kv-cache-dtype=fp8", "--swap-space=1MiB", "--max-model-len=320"]
 
 
-@pytest.fixture(scope="module", params=["SmolLM2", "LoRA adapters"])
-def model(request, tmp_path_factory, small_model):
-    if request.param == "SmolLM2":
+@pytest.fixture(scope="module", params=["SmolLM2", "LoRA adapters", "8 bits"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(kind, request, tmp_path_factory, small_model, prepared_model):
+    if kind == "SmolLM2":
         return request.getfixturevalue("smollm2")
+    if kind == "8 bits":
+        return prepared_model("llama")
     folder, _ = with_adapters(small_model("llama"), tmp_path_factory.mktemp("adapters"))
     return folder
 
 
 @pytest.fixture(scope="module")
-def real_cell(tmp_path_factory, model):
+def real_cell(kind, tmp_path_factory, model):
+    own = ["--num-blocks=22", *EIGHT_BITS] if kind == "8 bits" else ["--num-blocks=256"]
     cell = make_cell(
         tmp_path_factory.mktemp("real"),
         model,
         engine="torch",
-        worker=["--threads=1", "--num-blocks=256", "--max-num-batched-tokens=64"],
+        worker=["--threads=1", "--max-num-batched-tokens=64", *own],
         scheduler=["--worker-wait=120"],  # two that start at once on a busy machine
     )
     with cell.running():

@@ -59,8 +59,9 @@ async def answers(serving: Serving, bodies: list[Json]) -> list[tuple[int, Json]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kept", ["auto", "fp8"])
 def test_two_ranks_answer_as_one_device(
-    prepared_model: Callable[[str], Path], tmp_path: Path
+    kept: str, prepared_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """But for one draw at most, which the order of a sum may tip."""
     draw = random.Random(seed := random.randrange(2**32))
@@ -71,8 +72,8 @@ def test_two_ranks_answer_as_one_device(
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
         folder.mkdir()
-        size = f"--tensor-parallel-size={ranks}"
-        with pagefleet_serve(folder, model, size, *OPTIONS, *TIGHT) as serving:
+        own = f"--tensor-parallel-size={ranks}", f"--kv-cache-dtype={kept}"
+        with pagefleet_serve(folder, model, *own, *OPTIONS, *TIGHT) as serving:
             found.append(asyncio.run(answers(serving, bodies)))
             assert serving.figure("vllm:num_preemptions_total") > 0
     different = [pair for pair in zip(*found, strict=True) if not alike(*pair)]
