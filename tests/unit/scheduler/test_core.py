@@ -148,6 +148,13 @@ def test_what_can_never_fit_is_refused_at_once(
     assert not cell.scheduler.requests
 
 
+def test_a_prompt_without_tokens_is_refused(cell: Cell) -> None:
+    (rejected,) = cell.submit(prompt=0)
+    assert isinstance(rejected, Rejected)
+    assert (rejected.reason, rejected.param) == (Reason.INVALID, "prompt")
+    assert not cell.scheduler.requests
+
+
 def test_what_no_worker_can_hold_keeps_nobody_waiting(cell: Cell) -> None:
     cell.submit("long", prompt=40)
     cell.submit("short", prompt=6)

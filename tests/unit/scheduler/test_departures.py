@@ -105,6 +105,14 @@ def test_what_no_stream_can_be_made_of_is_not_kept() -> None:
         assert kept.take(request.id, request) == []
 
 
+def test_a_stream_that_was_resumed_is_kept_unless_logprobs_are_missing() -> None:
+    request = make_request("r", 4, 4)
+    request.sequences[0].base = 2
+    kept = Departures()
+    kept.keep(request, 0.0)
+    assert len(kept.take("r", request)) == 2
+
+
 def test_logprobs_are_kept_with_their_tokens() -> None:
     request = make_request("r", 1, 1)
     piece = Logprobs(pack_floats([0.5]), b"", b"")

@@ -1,9 +1,12 @@
 import math
 import os
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from pagefleet.host import cores_of_quota, usable_cores
+from pagefleet.host import cores_of_quota, start_time, usable_cores
 
 
 @pytest.fixture
@@ -34,3 +37,18 @@ def test_the_tightest_quota_around_a_process_counts(tmp_path):
     assert cores_of_quota(inner) == 1.5
     (inner / "cpu.max").write_text("50000 100000\n")
     assert cores_of_quota(inner) == 0.5
+
+
+def ticks_since_boot():
+    return float(Path("/proc/uptime").read_text().split()[0]) * os.sysconf("SC_CLK_TCK")
+
+
+def test_when_a_process_started_whatever_its_name(tmp_path):
+    program = shutil.copy("/bin/sleep", tmp_path / "a) R (b 1 2")
+    before = ticks_since_boot()
+    with subprocess.Popen([program, "60"]) as process:
+        after = ticks_since_boot()
+        assert before - 2 <= start_time(process.pid) <= after + 2
+        process.kill()
+    with pytest.raises(ProcessLookupError):
+        start_time(process.pid)

@@ -81,7 +81,11 @@ def test_a_number_of_any_length_is_taken_or_refused(name: str, digits: int) -> N
         ([], {"PAGEFLEET_API_KEY": ""}, "PAGEFLEET_API_KEY: a secret is not empty"),
         (["--api-key", "key\n"], {}, "no white space around it"),
         (["--resume-secret="], {}, "a secret is not empty"),
-        ([], {"PAGEFLEET_MAX_NUM_SEQ": "4"}, "is PAGEFLEET_MAX_NUM_SEQS meant?"),
+        (
+            [],
+            {"PAGEFLEET_MAX_NUM_SEQ": "4"},
+            "no environment variable PAGEFLEET_MAX_NUM_SEQ; is PAGEFLEET_MAX_NUM_SEQS meant?",
+        ),
         ([], {"PAGEFLEET_DATA_PARALEL_SIZE": "4"}, "is PAGEFLEET_DATA_PARALLEL_SIZE meant?"),
     ],
 )
