@@ -47,8 +47,8 @@ def test_when_a_process_started_whatever_its_name(tmp_path):
     program = shutil.copy("/bin/sleep", tmp_path / "a) R (b 1 2")
     before = ticks_since_boot()
     with subprocess.Popen([program, "60"]) as process:
-        after = ticks_since_boot()
-        assert before - 2 <= start_time(process.pid) <= after + 2
+        after, started = ticks_since_boot(), start_time(process.pid)
         process.kill()
+    assert before - 2 <= started <= after + 2
     with pytest.raises(ProcessLookupError):
         start_time(process.pid)
