@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pagefleet.manifest import Manifest
+from pagefleet.manifest import Manifest, Weights
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet_kernels.dispatch import Kernels, select
@@ -33,6 +33,7 @@ from pagefleet_worker.model_loading import Means, choose_device, load_model
 from pagefleet_worker.pools import choose_size, make_host_pool, make_pool, measure_swap, populate
 from pagefleet_worker.ranks import ALONE, Ranks
 from pagefleet_worker.rehearsal import rehearse
+from pagefleet_worker.safetensors_files import first_without_numbers
 from pagefleet_worker.selftest import is_exact
 from pagefleet_worker.slots import Row, Slot
 from pagefleet_worker.swaps import Swaps, lane_of
@@ -125,7 +126,7 @@ def _load_engine(
     pool = make_pool(shape, size.blocks + spare, settings.block_size, kept, device)
     host_pool = make_host_pool(pool, settings.swap_space or 0)
     costs = {} if host_pool is None else _measure_costs(decoder, limits, pool, host_pool)
-    exact = _is_exact(kernels, decoder, limits)
+    exact = _is_exact(kernels, decoder, limits, manifest.weights)
     facts = EngineFacts(
         fingerprint=manifest.fingerprint,
         numerics=_numerics_class(kernels, decoder, settings, exact=exact),
@@ -237,15 +238,33 @@ def _choose_length(wanted: int | None, possible: int) -> int:
     return wanted or possible
 
 
-def _is_exact(kernels: Kernels, decoder: CausalModel, limits: Limits) -> bool:
+def _is_exact(kernels: Kernels, decoder: CausalModel, limits: Limits, weights: Weights) -> bool:
     """Whether a row's bits depend on nothing but its sequence: what is promised is tried out."""
     if not kernels.invariant:
         return False
     rows = min(limits.length, limits.tokens)
-    if not (exact := is_exact(decoder, limits.block_size, rows)):
+    try:
+        exact = is_exact(decoder, limits.block_size, rows)
+    except FloatingPointError as error:
+        raise ModelError(_why_nan(weights, decoder.dtype)) from error
+    if not exact:
         _log.warning("This machine's products depend on the batch: streams that are moved or "
                      "preempted may go on differently. Try another --dtype.")  # fmt: skip
     return exact
+
+
+def _why_nan(weights: Weights, dtype: torch.dtype) -> str:
+    if weights.kind == "safetensors":
+        for path in weights.paths:
+            if (name := first_without_numbers(path)) is not None:
+                return (
+                    f"The tensor {name!r} in {path} holds NaN or infinity: the model's training "
+                    "failed, or the file is damaged. Download or save it again."
+                )
+    return (
+        f"The model computes NaN: it has numbers that are too large for {dtype}, or its files hold "
+        "NaN. Try another --dtype, or another file."
+    )
 
 
 def _numerics_class(

@@ -86,3 +86,13 @@ class TensorFiles:
         file, own_name, part = self._tensors[name]
         tensor: Tensor = file.get_tensor(own_name)[part]
         return tensor
+
+
+def first_without_numbers(path: str) -> str | None:
+    """The name of a tensor in the file that holds NaN or infinity, if there is one."""
+    with open_safetensors(path, "pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            tensor = file.get_tensor(name)
+            if tensor.is_floating_point() and not tensor.float().isfinite().all():
+                return str(name)
+    return None

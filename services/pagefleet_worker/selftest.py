@@ -29,6 +29,9 @@ def is_exact(model: CausalModel, block_size: int, limit: int) -> bool:
     """Whether the last token of a sequence has the same logits after one step over the whole of it
     and in steps of its own, beside other tokens; `limit` is the most that a step and a sequence
     may have. Where there are LoRA adapters it is asked of a sequence with and of one without.
+
+    Raises:
+        FloatingPointError: they are NaN.
     """
     generator = torch.Generator().manual_seed(0)
     length = min(_LENGTH, limit)
@@ -41,6 +44,8 @@ def is_exact(model: CausalModel, block_size: int, limit: int) -> bool:
         slot = _slot(range(used), adapter)
         other = _slot(range(used, blocks), model.adapters - adapter)
         whole = _last_logits(model, [Row(0, slot, 0, sequence, 1)], block_size, pool)
+        if whole.isnan().any():
+            raise FloatingPointError("the model computes NaN")
         for company in COMPANIES:
             if company >= limit:
                 break
