@@ -8,10 +8,11 @@ context c reads all weights and the rows' keys and values, and multiplies B rows
 A part's limit is the larger of what reading and what multiplying takes, at the rates that this
 machine shows in the same run for a sum over memory and for a matrix product of the model's shapes
 at 256 rows; a step's is the sum of those of its layers' matrices, of attention and of the last
-matrix, which wait for each other. The last column is stricter: as if all of a step's reading could
-be done while it multiplies, across parts and layers. Figures are medians. On
-one thread time is that thread's own CPU time, which busy neighbours disturb least. The parts are
-timed in runs of their own, stage by stage; what those runs cost more is not in the step's time.
+matrix, which wait for each other. Of experts those are read that rows take who choose by chance.
+The last column is stricter: as if all of a step's reading could be done while it multiplies, across
+parts and layers. Figures are medians. On one thread time is that thread's own CPU time, which busy
+neighbours disturb least. The parts are timed in runs of their own, stage by stage; what those runs
+cost more is not in the step's time.
 
 With `--adapters 0 1 4` four random LoRA adapters of all matrices are loaded, and every step is
 computed without, with one for all rows, and with four in turns. The limits do not count them.
@@ -46,7 +47,7 @@ from pagefleet.params import SamplingParams
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import DEFAULT_MODEL, WorkerSettings
 from pagefleet.wire import SAMPLED, Open, Plan, checksum, pack_ints
-from pagefleet_kernels.cpu_program import Program
+from pagefleet_kernels.cpu_program import Program, Stage
 from pagefleet_worker import model_loading
 from pagefleet_worker.config import ARCHITECTURES, DecoderConfig, load_config
 from pagefleet_worker.engine import TorchEngine
@@ -55,7 +56,9 @@ from pagefleet_worker.loading import load_engine
 from pagefleet_worker.lora import module_sizes
 from pagefleet_worker.model_files import fingerprint
 
-PARTS = ("linear", "attention", "norm", "rotary", "quantize", "shrink", "logits")
+PARTS = ("linear", "experts", "attention", "norm", "rotary", "quantize", "shrink", "logits")
+EXPERTS = (Stage.ROUTER, Stage.ROUTE, Stage.SORT, Stage.GATES, Stage.SUMS)
+"""Stages that are one part."""
 GREEDY = SamplingParams(max_tokens=1 << 20, seed=0, temperature=0)
 
 
@@ -140,8 +143,12 @@ class Limits:
         self, config: DecoderConfig, dtype: torch.dtype, kv_dtype: torch.dtype, clock: Clock
     ) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
-        layer = hidden * (2 * config.query_size + 2 * config.kv_size + 3 * inner)
-        self.body, self.head = config.layers * layer, hidden * config.vocab_size
+        attention = hidden * (2 * config.query_size + 2 * config.kv_size)
+        experts = [each for each in config.experts if each is not None]
+        dense = config.layers - len(experts)
+        self.body = config.layers * attention + dense * 3 * hidden * inner
+        self.experts = [(3 * hidden * each.inner_size, each) for each in experts]
+        self.head = hidden * config.vocab_size
         self.itemsize = dtype.itemsize
         self.kv_bytes = 2 * config.layers * config.kv_size * kv_dtype.itemsize
         self.seen_once = 4 * config.layers * config.query_size
@@ -158,9 +165,17 @@ class Limits:
         """The least that a step of `rows` with `count` tokens each and one sample can take: part
         after part, and all at once.
         """
-        seen = context + (count + 1) / 2
+        seen, tokens = context + (count + 1) / 2, rows * count
+        read_of_experts = multiplied_by_experts = 0.0
+        for size, each in self.experts:
+            untouched = (1 - each.routing.taken / each.count) ** tokens
+            read_of_experts += size * each.count * (1 - untouched)
+            multiplied_by_experts += size * each.routing.taken
         parts = [
-            (self.body * self.itemsize, 2 * rows * count * self.body),
+            (
+                (self.body + read_of_experts) * self.itemsize,
+                2 * tokens * (self.body + multiplied_by_experts),
+            ),
             (rows * (context + count) * self.kv_bytes, rows * count * seen * self.seen_once),
             (self.head * self.itemsize, 2 * rows * self.head),
         ]
@@ -176,7 +191,8 @@ def apart(engine: TorchEngine, clock: Clock) -> Iterator[None]:
 
     def run_apart(self: Program, first: int, last: int) -> None:
         for stage in range(first, last):
-            clock.timed(self[stage].name.lower(), run)(self, stage, stage + 1)
+            part = "experts" if self[stage] in EXPERTS else self[stage].name.lower()
+            clock.timed(part, run)(self, stage, stage + 1)
 
     logits = clock.timed("logits", decoder.logits)
     with patch.object(Program, "run", run_apart), patch.object(decoder, "logits", logits):

@@ -62,6 +62,8 @@ def make_adapter(kind: str, model: Path, folder: Path, seed: int = 0) -> dict[st
     for layer in range(what.get("layers", config.num_hidden_layers)):
         for part in parts:
             name, rank = f"model.layers.{layer}.{part}", ranks(layer, part)
+            if f"{name}.weight" not in shapes:  # a layer with experts
+                continue
             outputs, inputs = shapes[f"{name}.weight"]
             down = torch.randn(rank, inputs, generator=generator) / inputs**0.5
             up = torch.randn(outputs, rank, generator=generator) / rank**0.5 / scale(rank, part)

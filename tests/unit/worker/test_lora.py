@@ -142,7 +142,16 @@ def check_greedy(stream: Stream, oracle: torch.nn.Module) -> None:
     assert (chosen >= scores.amax(1) - 1e-4).all()
 
 
-@pytest.mark.parametrize("name", ["llama-biases", "qwen3", "gemma2", "phi3-partial"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-biases",
+        "qwen3",
+        "gemma2",
+        "phi3-partial",
+        pytest.param("qwen3-moe", marks=pytest.mark.slow),
+    ],
+)
 def test_streams_are_those_of_merged_models(
     name: str, adapted: Callable[[str], Adapted], generator: random.Random
 ) -> None:
@@ -389,6 +398,17 @@ def test_tensors_that_are_not_served(
     )
     with pytest.raises(ModelError, match=reason):
         read_adapter(saved, config)
+
+
+@pytest.mark.parametrize("part", ["mlp.gate", "mlp.experts.1.up_proj", "mlp.up_proj"])
+def test_experts_have_none(part: str, tmp_path: Path, prepared_model: Prepared) -> None:
+    (tmp_path / ADAPTER_CONFIG_FILE).write_text(
+        json.dumps({"peft_type": "LORA", "r": 3, "lora_alpha": 3})
+    )
+    tensors = {NAME.format(0, part, factor): torch.ones(3, 3) for factor in "AB"}
+    save_file(tensors, tmp_path / ADAPTER_WEIGHTS_FILE)
+    with pytest.raises(ModelError, match="it changes experts or their router"):
+        read_adapter(tmp_path, load_config(prepared_model("qwen3-moe")))
 
 
 @pytest.mark.parametrize(
