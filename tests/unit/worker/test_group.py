@@ -100,6 +100,8 @@ def group_of(ranks: int, folder: Path, **changes: object) -> Iterator[Group]:
                 ("llama-tied", 4),
                 ("gemma3", 2),
                 ("phi3-partial", 2),
+                ("mixtral", 2),
+                ("qwen3-moe", 2),
             )
         ),
     ],
