@@ -103,7 +103,8 @@ def _opened(name: str) -> IO[bytes]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         file = path.open("r+b", buffering=0)
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # of file systems that have no locks
+            fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         with contextlib.suppress(OSError):
             return (_folder() / name).open("rb")

@@ -148,6 +148,16 @@ def function_of(number: int) -> Callable[[Any], None]:
     return closure
 
 
+def test_without_a_home_kernels_are_compiled_for_the_process(monkeypatch, caplog):
+    monkeypatch.setattr(cpu_store, "_folder", cpu_store._folder.__wrapped__)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
+    for code in (Code("symbol", b"one"), Code("symbol", b"two")):
+        assert cpu_store.kept(function_of(1), lambda: code) == code  # noqa: B023
+    assert "for later starts: this user has no home folder" in caplog.text
+
+
 def test_what_is_damaged_is_compiled_again(folder):
     code = Code("symbol", random.randbytes(200))
     assert cpu_store.kept(function_of(1), lambda: code) == code
