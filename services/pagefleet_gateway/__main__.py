@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
             raise OSError("--ssl-keyfile needs --ssl-certfile, the certificate of this key.")
         config = uvicorn.Config(
             build_app(gateway),
-            http=GuardedProtocol.limited(settings.max_connections),
+            http=GuardedProtocol.limited(settings.max_connections, settings.allowed_origins),
             loop="pagefleet_gateway.loop:GatewayLoop",
             ws="none",
             lifespan="on",

@@ -5,10 +5,13 @@ uvicorn waits for ever for a header, and for a client to read its answer. Here a
 nothing of its answer for `STUCK_SECONDS` is cut. Beyond the limit on connections, one more is
 answered with a 503 at once. A request that was answered before it was whole, because of its size,
 its key or its slowness, has `HEADER_SECONDS` to end, however little of it comes at a time.
+
+What is refused here is so before the page is known that asks: pages can read why if any may ask.
 """
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 import h11
@@ -25,20 +28,26 @@ HEADER_BYTES: Final = 64 * 1024
 CLOSE: Final = (b"connection", b"close")
 """The header of an answer with which its connection ends."""
 
+ANY_PAGE: Final = (b"access-control-allow-origin", b"*")
+
 
 class GuardedProtocol(H11Protocol):
     """One connection. A subclass sets the limits."""
 
     max_connections: ClassVar[int]
+    for_pages: ClassVar[Sequence[tuple[bytes, bytes]]] = ()
+    """Headers that let pages read a refusal."""
     header_seconds: ClassVar[float] = HEADER_SECONDS
     stuck_seconds: ClassVar[float] = STUCK_SECONDS
     _header_alarm: asyncio.TimerHandle | None = None
     _stuck_alarm: asyncio.TimerHandle | None = None
 
     @classmethod
-    def limited(cls, max_connections: int) -> "type[GuardedProtocol]":
+    def limited(cls, max_connections: int, allowed_origins: str | None) -> "type[GuardedProtocol]":
         """The protocol of a server with so many connections at most."""
-        return type("LimitedProtocol", (cls,), {"max_connections": max_connections})
+        any_may = "*" in map(str.strip, (allowed_origins or "").split(","))
+        limits = {"max_connections": max_connections, "for_pages": [ANY_PAGE] * any_may}
+        return type("LimitedProtocol", (cls,), limits)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected: its first header is due."""
@@ -116,8 +125,9 @@ class GuardedProtocol(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            headers = [*error.headers(error.body), *self.for_pages, CLOSE]
             events: list[Any] = [
-                h11.Response(status_code=error.status, headers=[*error.headers(error.body), CLOSE]),
+                h11.Response(status_code=error.status, headers=headers),
                 h11.Data(data=error.body),
                 h11.EndOfMessage(),
             ]

@@ -99,6 +99,22 @@ def test_what_is_no_http_is_refused_in_the_form_of_the_api(content: bytes, expec
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("origins", "readable"), [("*", True), ("https://a.org, *", True), ("https://a.org", False)]
+)
+def test_pages_can_read_a_refusal_where_any_may_ask(origins: str, readable: bool) -> None:
+    async def refused() -> bytes:
+        async with serving(protocol=GuardedProtocol.limited(0, origins)) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            answer = await reader.read()
+            writer.close()
+        return answer
+
+    head, _, _ = asyncio.run(refused()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert (b"\r\naccess-control-allow-origin: *" in head) == readable
+
+
 def answering(begins_early: bool) -> Any:
     """An application that reads the whole body, and begins to answer before or after."""
 
