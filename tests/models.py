@@ -32,6 +32,7 @@ from transformers import (
     PhimoeConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     RobertaConfig,
@@ -148,6 +149,16 @@ COUSINS = {
 MIXTURES = {
     "mixtral": Variant(
         MixtralConfig, {"head_dim": 32, "num_local_experts": 4, "sliding_window": 24}
+    ),
+    "qwen2-moe": Variant(
+        Qwen2MoeConfig,
+        {
+            "head_dim": 32,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 96,
+        },
     ),
     "qwen3-moe": Variant(
         Qwen3MoeConfig,

@@ -161,7 +161,7 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
     head_dim = raw.head_dim or raw.hidden_size // raw.num_attention_heads
     kinds = _kinds(family, raw)
     switches = {
-        "qkv_bias": raw.attention_bias,
+        "qkv_bias": raw.attention_bias or raw.qkv_bias,
         "output_bias": raw.attention_bias,
         "embedding_scale": (
             raw.hidden_size**0.5 if family.root_embedding else raw.embedding_multiplier
@@ -205,6 +205,7 @@ def _experts(raw: HfConfig) -> tuple[ExpertShape | None, ...]:
         raw.num_experts_per_tok,
         raw.moe_intermediate_size or raw.intermediate_size,
         raw.norm_topk_prob,
+        raw.shared_expert_intermediate_size,
         raw.decoder_sparse_step,
         raw.mlp_only_layers or [],
     ).layers(raw.num_hidden_layers)

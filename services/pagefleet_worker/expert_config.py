@@ -8,7 +8,7 @@ from pagefleet_worker.model_files import ModelError
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """A layer's experts: how many there are, how wide each is inside, and who takes which."""
+    """A layer's experts: how many there are to choose from, how wide each is, who takes which."""
 
     count: int
     inner_size: int
@@ -24,13 +24,15 @@ class ExpertFields:
     """The fields of a config that say it, under their names there.
 
     Layers whose number, counting from 1, is no multiple of `decoder_sparse_step` are dense, and so
-    are `mlp_only_layers`, counting from 0.
+    are `mlp_only_layers`, counting from 0. One shared expert that is as wide as several others is
+    that many.
     """
 
     count: int
     num_experts_per_tok: int
     inner_size: int
     norm_topk_prob: bool
+    shared_expert_intermediate_size: int
     decoder_sparse_step: int
     mlp_only_layers: list[int]
 
@@ -38,14 +40,20 @@ class ExpertFields:
         """The experts of each layer; None where it is dense.
 
         Raises:
-            ModelError: a token cannot take so many.
+            ModelError: a token cannot take so many, or the shared one is not as wide as several.
         """
         if not 1 <= self.num_experts_per_tok <= self.count or self.decoder_sparse_step < 1:
             raise ModelError(
                 f"A token cannot take {self.num_experts_per_tok} of {self.count} experts in every "
                 f"{self.decoder_sparse_step}th layer: the config is malformed."
             )
-        routing = Routing(self.num_experts_per_tok, self.norm_topk_prob)
+        shared, rest = divmod(self.shared_expert_intermediate_size, self.inner_size)
+        if rest:
+            raise ModelError(
+                f"A shared expert of {self.shared_expert_intermediate_size} inner neurons is not "
+                f"supported: it is no multiple of the others' {self.inner_size}."
+            )
+        routing = Routing(self.num_experts_per_tok, self.norm_topk_prob, shared)
         shape = ExpertShape(self.count, self.inner_size, routing)
         return tuple(
             None

@@ -70,6 +70,8 @@ class HfConfig(_Common, frozen=True):
     num_experts_per_tok: int = 0
     moe_intermediate_size: int | None = None
     norm_topk_prob: bool = True
+    shared_expert_intermediate_size: int = 0
+    qkv_bias: bool = False
     decoder_sparse_step: int = 1
     mlp_only_layers: list[int] | None = None
 
@@ -86,6 +88,12 @@ def _upper(raw: HfConfig) -> list[str]:
     """Those above `max_window_layers` have windows."""
     layers = range(raw.num_hidden_layers)
     return [SLIDING if layer >= raw.max_window_layers else FULL for layer in layers]
+
+
+def _even_below(raw: HfConfig) -> list[str]:
+    """Those of even numbers below `max_window_layers` have windows."""
+    layers = range(raw.num_hidden_layers)
+    return [FULL if layer % 2 or layer >= raw.max_window_layers else SLIDING for layer in layers]
 
 
 def _but_the_last(raw: HfConfig) -> list[str]:
@@ -171,6 +179,14 @@ _OLMO_2 = {
     "wide_norms": True,
     "qk_norm": QkNorm.WHOLE,
 }
+_QWEN_EXPERTS = {
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "num_experts": None,
+    "norm_topk_prob": False,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": None,
+}
 
 FAMILIES = {
     "llama": Family(_MLP_BIASES),
@@ -247,18 +263,27 @@ FAMILIES = {
         theta=1000000.0,
         activations=_OF_EXPERTS,
     ),
+    "qwen2_moe": Family(
+        {
+            **_QWEN_EXPERTS,
+            "qkv_bias": True,
+            "layer_types": None,
+            "max_window_layers": 28,
+            "num_local_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
+        layer_types=_even_below,
+        activations=_OF_EXPERTS,
+    ),
     "qwen3_moe": Family(
         {
             **_BIASES,
-            "use_sliding_window": False,
-            "sliding_window": 4096,
-            "num_experts": None,
+            **_QWEN_EXPERTS,
             "num_local_experts": 128,
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
-            "norm_topk_prob": False,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": None,
         },
         {"qk_norm": QkNorm.HEADS},
         layer_types=_sliding,

@@ -50,6 +50,10 @@ class Cut:
         """The same of things that are `width` rows or columns each."""
         return Cut(self.first * width, self.count * width, self.whole * width)
 
+    def among(self, count: int, index: int) -> "Cut":
+        """The same of the one at `index` of so many wholes that lie one behind the other."""
+        return Cut(index * self.whole + self.first, self.count, count * self.whole)
+
     @property
     def span(self) -> slice:
         """Where they are in the whole."""

@@ -134,35 +134,45 @@ class Norm:
 @dataclass(frozen=True)
 class Fused:
     """A tensor of the decoder: parts (name, rows), stacked; without `columns` it is a vector. Row i
-    of it is row `order[i]` of what is stacked, int64.
+    of it is row `order[i]` of what is stacked, int64. Behind the parts stand `wider` ones (name,
+    rows, columns), which are as many columns of larger matrices.
     """
 
     parts: tuple[tuple[str, Cut], ...]
     columns: Cut | None = None
     order: Tensor | None = None
+    wider: tuple[tuple[str, Cut, Cut], ...] = ()
+
+    @property
+    def _pieces(self) -> list[tuple[str, list[Cut]]]:
+        """What is stacked: names, and cuts of each dimension."""
+        columns = [] if self.columns is None else [self.columns]
+        pieces = [(name, [rows, *columns]) for name, rows in self.parts]
+        return pieces + [(name, cuts) for name, *cuts in self.wider]
 
     def load(self, source: Source, prefix: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Make the tensor and fill it."""
-        sizes = [rows.count for _, rows in self.parts]
-        inputs = [] if self.columns is None else [self.columns]
-        shape = [sum(sizes), *(cut.count for cut in inputs)]
+        sizes = [cuts[0].count for _, cuts in self._pieces]
+        shape = [sum(sizes), *(() if self.columns is None else (self.columns.count,))]
         tensor = torch.zeros(shape, dtype=dtype, device=device)
-        for (name, rows), part in zip(self.parts, torch.split(tensor, sizes), strict=True):
-            source.copy(prefix + name, part, [rows, *inputs])
+        for (name, cuts), part in zip(self._pieces, torch.split(tensor, sizes), strict=True):
+            source.copy(prefix + name, part, cuts)
         return tensor if self.order is None else tensor[self.order.to(device)]
 
     def quantized(self, source: Source, prefix: str, bits: Sequence[int]) -> Quantized | None:
         """The matrix as the files have it, if they have it in so many `bits`, and no group of
         theirs is cut.
         """
-        if self.columns is None or self.columns.first % GROUP or self.columns.count % GROUP:
+        if self.columns is None:
             return None
         parts = []
-        for name, rows in self.parts:
-            part = source.quantized(prefix + name, (rows.whole, self.columns.whole))
+        for name, (rows, columns) in self._pieces:
+            if columns.first % GROUP or columns.count % GROUP:
+                return None
+            part = source.quantized(prefix + name, (rows.whole, columns.whole))
             if part is None or part.bits not in bits or rows.span.stop > rows.whole:
                 return None
-            parts.append(part.part(rows.span, self.columns.span))
+            parts.append(part.part(rows.span, columns.span))
         if len({part.bits for part in parts}) > 1:
             return None
         matrix = Quantized.stacked(parts)
@@ -266,17 +276,18 @@ def _layer_tensors(config: DecoderConfig, share: Share, layer: int) -> dict[str,
 
 
 def _expert_tensors(experts: ExpertShape, hidden: Cut, share: Share) -> dict[str, Fused]:
-    inner, names = share.even(experts.inner_size), range(experts.count)
-    gates = [
-        (f"mlp.experts.{name}.{kind}_proj.weight", inner)
-        for name in names
-        for kind in ("gate", "up")
-    ]
-    downs = [(f"mlp.experts.{name}.down_proj.weight", hidden) for name in names]
+    """Files hold shared experts as one that is wider: each is some of its neurons."""
+    inner, shared = share.even(experts.inner_size), experts.routing.shared
+    each = [(f"mlp.experts.{name}", inner) for name in range(experts.count)]
+    each += [("mlp.shared_expert", inner.among(shared, index)) for index in range(shared)]
+    gates = [(f"{name}.{kind}_proj.weight", rows) for name, rows in each for kind in ("gate", "up")]
+    downs = [(f"{name}.down_proj.weight", hidden, columns) for name, columns in each]
+    router = [("mlp.gate.weight", Cut.all(experts.count))]
+    router += [("mlp.shared_expert_gate.weight", Cut.all(1))] * (shared > 0)
     return {
-        "router": Fused((("mlp.gate.weight", Cut.all(experts.count)),), hidden),
+        "router": Fused(tuple(router), hidden),
         "gate_up": Fused(tuple(gates), hidden),
-        "down": Fused(tuple(downs), inner),
+        "down": Fused((), inner, wider=tuple(downs)),
     }
 
 

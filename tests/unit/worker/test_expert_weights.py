@@ -41,9 +41,18 @@ def test_matrices_of_experts_lie_one_below_the_other(name: str, small_model: Sma
         if f"{own}gate.weight" not in state:  # a dense one
             assert layer.router is None
             continue
-        assert torch.equal(layer.router, state[f"{own}gate.weight"])
-        assert torch.equal(layer.gate_up, state[f"{own}experts.gate_up_proj"].flatten(0, 1))
-        assert torch.equal(layer.down, state[f"{own}experts.down_proj"].flatten(0, 1))
+        routers = [state[f"{own}gate.weight"]]
+        gate_up, down = (state[f"{own}experts.{kind}_proj"] for kind in ("gate_up", "down"))
+        if f"{own}shared_expert_gate.weight" in state:  # one that is as wide as several
+            routers.append(state[f"{own}shared_expert_gate.weight"])
+            kinds = ("gate", "up", "down")
+            gate, up, back = (state[f"{own}shared_expert.{kind}_proj.weight"] for kind in kinds)
+            pairs = zip(gate.split(down.shape[2]), up.split(down.shape[2]), strict=True)
+            gate_up = torch.cat([gate_up, *(torch.cat(pair)[None] for pair in pairs)])
+            down = torch.cat([down, *(part[None] for part in back.split(down.shape[2], dim=1))])
+        assert torch.equal(layer.router, torch.cat(routers))
+        assert torch.equal(layer.gate_up, gate_up.flatten(0, 1))
+        assert torch.equal(layer.down, down.flatten(0, 1))
 
 
 def test_files_with_one_tensor_for_all_experts(
@@ -59,6 +68,7 @@ def test_files_with_one_tensor_for_all_experts(
             assert torch.equal(tensor, getattr(same, field))
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
 @pytest.mark.parametrize("kinds", [["F32"], ["Q8_0"], ["Q4_0"]], ids=str)
 def test_gguf(name: str, kinds: list[str], tmp_path: Path) -> None:
     dense = {} if name == "mixtral" else {"mlp_only_layers": []}
@@ -92,7 +102,8 @@ def test_ranks_have_parts_of_every_expert(name: str, small_model: SmallModel) ->
     for layer, size, *parts in zip(whole.layers, sizes, *(s.layers for s in shares), strict=True):
         if size is None:
             continue
-        gates = [each.gate_up.view(size.count, 2, size.inner_size, -1) for each in parts]
+        count = size.count + size.routing.shared
+        gates = [each.gate_up.view(count, 2, size.inner_size, -1) for each in parts]
         assert torch.equal(torch.cat(gates, dim=2).view_as(layer.gate_up), layer.gate_up)
         assert torch.equal(torch.cat([each.down for each in parts], dim=1), layer.down)
         assert all(torch.equal(each.router, layer.router) for each in parts)
@@ -114,6 +125,12 @@ def test_configs_that_no_token_can_obey(change: dict[str, int], small_model: Sma
     values = AutoModelForCausalLM.from_pretrained(small_model("qwen3-moe")).config.to_dict()
     with pytest.raises(ModelError, match="A token cannot take"):
         parse_config(values | change)
+
+
+def test_a_shared_expert_that_is_no_multiple_of_others(small_model: SmallModel) -> None:
+    values = AutoModelForCausalLM.from_pretrained(small_model("qwen2-moe")).config.to_dict()
+    with pytest.raises(ModelError, match=r"A shared expert of 80 .* no multiple of the others' 32"):
+        parse_config(values | {"shared_expert_intermediate_size": 80})
 
 
 def test_every_second_layer_may_be_dense(small_model: SmallModel) -> None:

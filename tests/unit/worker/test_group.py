@@ -101,6 +101,7 @@ def group_of(ranks: int, folder: Path, **changes: object) -> Iterator[Group]:
                 ("gemma3", 2),
                 ("phi3-partial", 2),
                 ("mixtral", 2),
+                ("qwen2-moe", 2),
                 ("qwen3-moe", 2),
             )
         ),
