@@ -85,7 +85,7 @@ class Facts:
         return as_json(Version(pagefleet_version()))
 
     def _entry(self, name: str) -> Model:
-        model = self._gateway.model
+        model, length = self._gateway.model, self._gateway.max_model_len
         asked = model.named(name)
         adapter = model.manifest.adapters[asked.adapter - 1] if asked.adapter else None
         return Model(
@@ -95,7 +95,9 @@ class Facts:
             created_at=datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             root=Path(adapter.folder).name if adapter else model.manifest.name,
             parent=model.name if adapter else None,
-            max_model_len=self._gateway.max_model_len,
+            max_model_len=length,
+            max_input_tokens=length,
+            max_tokens=length,
         )
 
 

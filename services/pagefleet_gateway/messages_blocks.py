@@ -8,19 +8,20 @@ from collections.abc import Iterator
 from hashlib import sha256
 
 from pagefleet_gateway.choice import Piece
-from pagefleet_gateway.messages_body import INVALID_JSON, ThinkingBlock, ToolUseBlock
+from pagefleet_gateway.messages_body import INVALID_JSON, ThinkingBlock
 from pagefleet_gateway.messages_object import (
+    AnswerText,
     BlockDelta,
     BlockEvent,
     BlockStart,
     BlockStop,
     ContentBlock,
     InputPiece,
+    MadeCall,
     SignaturePiece,
     TextPiece,
     ThinkingPiece,
 )
-from pagefleet_gateway.schema import TextPart
 from pagefleet_gateway.tool_parsers import CallDelta
 from pagefleet_gateway.tools import as_object, call_id
 
@@ -63,16 +64,16 @@ class ContentBlocks:
         yield BlockDelta(self._index, ThinkingPiece(text))
 
     def _say(self, text: str) -> Iterator[BlockEvent]:
-        if not isinstance(self._open, TextPart):
-            yield from self._begin(TextPart(""))
-        assert isinstance(self._open, TextPart)
+        if not isinstance(self._open, AnswerText):
+            yield from self._begin(AnswerText(""))
+        assert isinstance(self._open, AnswerText)
         self._open.text += text
         yield BlockDelta(self._index, TextPiece(text))
 
     def _call(self, call: CallDelta) -> Iterator[BlockEvent]:
         if call.name is not None:
             id = call_id(self._message, 0, call.index)
-            yield from self._begin(ToolUseBlock(id, call.name, {}))
+            yield from self._begin(MadeCall(id, call.name, {}))
         self._arguments += call.arguments
         yield BlockDelta(self._index, InputPiece(call.arguments))
 
@@ -89,7 +90,7 @@ class ContentBlocks:
         if isinstance(block, ThinkingBlock):
             block.signature = sha256(block.thinking.encode()).hexdigest()
             yield BlockDelta(self._index, SignaturePiece(block.signature))
-        if isinstance(block, ToolUseBlock):
+        if isinstance(block, MadeCall):
             given = as_object(self._arguments)
             block.input = given if isinstance(given, dict) else {INVALID_JSON: given}
         yield BlockStop(self._index)

@@ -1,18 +1,38 @@
 """The JSON of answers of `/v1/messages`, whole and as the events of a stream, as types.
 
-An event's `type` is also its name.
+What is constant is what never happens here, but must be there by the published schema. An event's
+`type` is also its name.
 """
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from pagefleet_gateway.error_form import MessagesError
-from pagefleet_gateway.messages_body import ThinkingBlock, ToolUseBlock
-from pagefleet_gateway.schema import TextPart
+from pagefleet_gateway.messages_body import ThinkingBlock
 
-ContentBlock: TypeAlias = TextPart | ThinkingBlock | ToolUseBlock
+
+class AnswerText(msgspec.Struct, tag_field="type", tag="text"):
+    """What the model says."""
+
+    text: str
+    citations: None = None
+
+
+class Caller(msgspec.Struct, tag_field="type", tag="direct", frozen=True):
+    """The model itself."""
+
+
+class MadeCall(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A tool that it wants to be called."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Caller = Caller()
+
+
+ContentBlock: TypeAlias = AnswerText | ThinkingBlock | MadeCall
 
 
 class ThinkingDetails(msgspec.Struct):
@@ -30,7 +50,11 @@ class MessageUsage(msgspec.Struct, kw_only=True):
     """What is kept costs nothing and is not counted."""
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: ThinkingDetails | UnsetType = UNSET
+    output_tokens_details: ThinkingDetails
+    cache_creation: None = None
+    inference_geo: None = None
+    server_tool_use: None = None
+    service_tier: Literal["standard"] = "standard"
 
 
 class Message(msgspec.Struct, kw_only=True):
@@ -46,6 +70,8 @@ class Message(msgspec.Struct, kw_only=True):
     `timeout` and `abort` are ours."""
     stop_sequence: str | None = None
     """The one that ended it."""
+    stop_details: None = None
+    container: None = None
     usage: MessageUsage
 
 
@@ -110,6 +136,8 @@ class Ending(msgspec.Struct):
 
     stop_reason: str | None
     stop_sequence: str | None
+    stop_details: None = None
+    container: None = None
 
 
 class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):

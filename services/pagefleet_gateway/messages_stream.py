@@ -7,7 +7,6 @@ but one tells all of it. While nothing happens there are pings, which are not co
 from collections.abc import Iterator
 
 import msgspec
-from msgspec import UNSET
 
 from pagefleet_gateway.answer import Answer
 from pagefleet_gateway.choice import Piece
@@ -53,41 +52,47 @@ class MessageRenderer(EventRenderer):
             content=self._blocks.blocks,
             stop_reason=self._reason,
             stop_sequence=self._stop,
-            usage=self._usage(self._answer.usage.completion_tokens),
+            usage=self._usage(),
         )
 
     def _begin(self) -> Iterator[MessageStart]:
         message = self._whole
-        message.usage = self._usage(0)
+        message.usage = self._usage(begins=True)
         yield MessageStart(message)
 
     def _follow(self, piece: Piece) -> Iterator[BlockEvent | MessageDelta | MessageStop]:
         yield from self._blocks.take(piece)
         if piece.finish is not None:
             self._end(piece.finish, piece.stop_reason)
-            usage = self._usage(self._answer.usage.completion_tokens)
-            yield MessageDelta(Ending(self._reason, self._stop), usage)
+            yield MessageDelta(Ending(self._reason, self._stop), self._usage())
             yield MessageStop()
 
     def _fail(self, error: ApiError) -> Iterator[Failure]:
         yield Failure(messages_error(error))
 
     def _end(self, finish: str, stop: str | int | None) -> None:
-        asked = self._answer.generation.asked
-        assert isinstance(asked, MessagesBody)
         self._reason = _REASONS.get(finish, finish)
         if finish == "stop" and isinstance(stop, str):
             self._reason, self._stop = "stop_sequence", stop
-        elif finish == "length" and self._answer.choices[0].count < asked.max_tokens:
+        elif finish == "length" and self._lacked_room:
             self._reason = "model_context_window_exceeded"
 
-    def _usage(self, output_tokens: int) -> MessageUsage:
+    @property
+    def _lacked_room(self) -> bool:
+        """Fewer tokens than were asked for are all; a strict server knows no such end."""
+        generation = self._answer.generation
+        assert isinstance(generation.asked, MessagesBody)
+        fewer = self._answer.choices[0].count < generation.asked.max_tokens
+        return fewer and not generation.strict
+
+    def _usage(self, begins: bool = False) -> MessageUsage:
+        """So far, or of a stream that begins, whatever came by then."""
         usage = self._answer.usage
         cached = usage.prompt_tokens_details.cached_tokens
-        thought = ThinkingDetails(self._answer.thought_tokens)
+        thought = ThinkingDetails(0 if begins else self._answer.thought_tokens)
         return MessageUsage(
             input_tokens=usage.prompt_tokens - cached,
             cache_read_input_tokens=cached,
-            output_tokens=output_tokens,
-            output_tokens_details=thought if output_tokens else UNSET,
+            output_tokens=0 if begins else usage.completion_tokens,
+            output_tokens_details=thought,
         )

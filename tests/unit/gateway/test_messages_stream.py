@@ -190,6 +190,8 @@ def test_content_in_its_order() -> None:
     thinking = len("<think>Well, 1 < 2.</think>") - len("<think>") + 1
     total = message["usage"].pop("input_tokens") + message["usage"]["cache_read_input_tokens"]
     assert total == len(understood(body()).prompts[0])
+    constant = ("cache_creation", "inference_geo", "server_tool_use", "service_tier")
+    assert [message["usage"].pop(name) for name in constant] == [None, None, None, "standard"]
     assert message["usage"] == {
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 1,
@@ -227,6 +229,12 @@ def test_why_it_ended(finish: Finish, text: str, fields: dict[str, Any], reason:
     message = whole(generation, text, finish)
     assert (message["stop_reason"], message["stop_sequence"]) == reason
     assert (message["id"], message["model"]) == ("msg_it", "echo")
+
+
+@pytest.mark.parametrize("finish", [Finish.LENGTH, Finish.TIMEOUT])
+def test_a_strict_server_knows_few_ends(finish: Finish) -> None:
+    generation = understood(body(), Limits(max_model_len=4096, strict=True))
+    assert whole(generation, "a" * 20, finish)["stop_reason"] == "max_tokens"
 
 
 def test_a_stream_that_ends_before_its_reader_was_there_fails() -> None:
