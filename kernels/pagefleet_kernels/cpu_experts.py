@@ -79,17 +79,25 @@ class SumsArguments(ctypes.Structure):
 
 @device
 def _multiply(
-    form: Any, weights: Any, arguments: Any, numbers: int, rows: int, place: int, sums: int
+    form: Any,
+    weights: Any,
+    rows: int,
+    values: int,
+    stride: int,
+    numbers: int,
+    panel: int,
+    steps: int,
+    sums: int,
 ) -> None:
-    """Rows with these numbers times one panel: the one place that has the loops of the product."""
-    values, stride, steps = arguments.values, arguments.stride, arguments.steps
-    scattered_product(form, weights, rows, values, stride, numbers, place, steps, sums)
+    """The one place that has the loops of the product, which take long to compile."""
+    scattered_product(form, weights, rows, values, stride, numbers, panel, steps, sums)
 
 
 @device
 def run_gates(form: Any, weights: Any, arguments: Any) -> None:
     """Takes panels of groups until there are none left."""
     sums = sums_of_a_tile()
+    values, stride, steps = arguments.values, arguments.stride, arguments.steps
     tasks = load_int64(arguments.groups) * arguments.panel_count
     task, last = next_tasks(arguments, tasks)
     while task < last:
@@ -101,9 +109,10 @@ def run_gates(form: Any, weights: Any, arguments: Any) -> None:
         for tile in range(tiles):
             slot = begin + (end - begin) * tile // tiles
             behind = begin + (end - begin) * (tile + 1) // tiles
-            numbers, panels = arguments.numbers + slot * 8, arguments.panels
-            panels += place * arguments.panel_bytes
-            _multiply(form, weights, arguments, numbers, behind - slot, panels, sums)
+            numbers = arguments.numbers + slot * 8
+            address = arguments.panels + place * arguments.panel_bytes
+            rows = behind - slot
+            _multiply(form, weights, rows, values, stride, numbers, address, steps, sums)
             for row in range(slot, behind):
                 write_row(form, arguments, panel, sums + (row - slot) * PANEL * 4, row)
         task += 1
@@ -129,15 +138,16 @@ def _add_group(
 ) -> None:
     """The slots of one group, for the panels `task` .. `last` - 1."""
     begin, end = load_int64(entry + 8), load_int64(entry + 16)
+    values, stride, steps = arguments.values, arguments.stride, arguments.steps
     tiles = -(-(end - begin) // TILE_ROWS)
     for panel in range(task, last):
         place = load_int64(entry) * arguments.panel_count + panel
-        panels = arguments.panels + place * arguments.panel_bytes
+        address = arguments.panels + place * arguments.panel_bytes
         for tile in range(tiles):
             slot = begin + (end - begin) * tile // tiles
             behind = begin + (end - begin) * (tile + 1) // tiles
-            slots = arguments.slots + slot * 8
-            _multiply(form, weights, arguments, slots, behind - slot, panels, sums)
+            slots, rows = arguments.slots + slot * 8, behind - slot
+            _multiply(form, weights, rows, values, stride, slots, address, steps, sums)
             for each in range(slot, behind):
                 _add_slot(arguments, panel, each, sums + (each - slot) * PANEL * 4)
 

@@ -133,10 +133,11 @@ def _check_shareable(folder: Path, settings: WorkerSettings) -> None:
         )
     own = Share(0, settings.tensor_parallel_size).of(load_config(folder))
     quantization = choose_quantization(settings.quantization, manifest.weights.kind)
-    if quantization.others and (own.query_size % GROUP or own.intermediate_size % GROUP):
+    sizes = own.query_size, *sorted(own.inner_sizes)
+    if quantization.others and any(size % GROUP for size in sizes):
         raise ModelError(
-            f"A rank's {own.query_size} numbers of its heads and {own.intermediate_size} of its "
-            f"neurons are no multiples of {GROUP}: leave out --quantization or "
+            f"A rank's {sizes[0]} numbers of its heads and {' or '.join(map(str, sizes[1:]))} of "
+            f"its neurons are no multiples of {GROUP}: leave out --quantization or "
             "--tensor-parallel-size."
         )
     _check_loopback()
