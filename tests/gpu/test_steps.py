@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from pagefleet_worker.loading import load_engine
 from pagefleet_worker.prepare import prepare
 from tests.driver import Driver, Stream
 from tests.gpu.engines import no_waiting, require_gpu_or_interpreter
+from tests.lora import with_adapters
 from tests.models import make_model
 
 require_gpu_or_interpreter()
@@ -31,6 +33,14 @@ GPU = WorkerSettings(
 )
 """A step may be a graph, or have a row that is too long for one."""
 CPU = replace(GPU, device="cpu")
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "fp8": {"kv_cache_dtype": "fp8"},
+    "invariant": {"batch_invariant": True},
+    "eager": {"enforce_eager": True},
+    "bfloat16": {"dtype": "bfloat16"},
+}
+"""Settings of other engines."""
 
 
 def all_kinds_of_params(generator: random.Random) -> list[SamplingParams]:
@@ -48,10 +58,13 @@ def all_kinds_of_params(generator: random.Random) -> list[SamplingParams]:
     ]
 
 
-def streams_of(engine: TorchEngine, generator: random.Random) -> list[Stream]:
+def streams_of(engine: TorchEngine, generator: random.Random, adapters: int = 0) -> list[Stream]:
     """Streams of every kind, whose prompts come in chunks, and those of `by_hand`."""
     streams = []
-    params = all_kinds_of_params(generator)
+    params = [
+        msgspec.structs.replace(each, adapter=number % (adapters + 1))
+        for number, each in enumerate(all_kinds_of_params(generator))
+    ]
     for first in range(0, len(params), 2):
         prompts = [generator.choices(range(256), k=count) for count in (20, 1)]
         driver = Driver(engine, chunk=17, lookahead=True)
@@ -104,3 +117,24 @@ def test_no_step_waits_and_streams_are_those_of_a_cpu(
         assert values(stream) == pytest.approx(values(right), abs=1e-4)
     assert not any(stream.errors for stream in found)
     assert len(values(found[-1])) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fp8", "invariant", "eager", "bfloat16", "adapters", "gpt2"])
+def test_no_step_of_any_engine_waits(
+    name: str,
+    folder: Path,
+    small_model: Any,
+    prepared_model: Any,
+    device: torch.device,
+    generator: random.Random,
+    tmp_path: Path,
+) -> None:
+    if name == "adapters":
+        folder, _ = with_adapters(small_model("llama"), tmp_path)
+    elif name == "gpt2":
+        folder = prepared_model("gpt2")
+    engine = load_engine(folder, replace(GPU, **CHANGES.get(name, {})), lambda: None)
+    with no_waiting():
+        found = streams_of(engine, generator, adapters=engine.decoder.adapters)
+    assert not any(stream.errors for stream in found)
