@@ -120,7 +120,9 @@ def test_no_step_waits_and_streams_are_those_of_a_cpu(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fp8", "invariant", "eager", "bfloat16", "adapters", "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["fp8", "invariant", "eager", "bfloat16", "adapters", "gpt2", "mixtral"]
+)
 def test_no_step_of_any_engine_waits(
     name: str,
     folder: Path,
@@ -132,8 +134,8 @@ def test_no_step_of_any_engine_waits(
 ) -> None:
     if name == "adapters":
         folder, _ = with_adapters(small_model("llama"), tmp_path)
-    elif name == "gpt2":
-        folder = prepared_model("gpt2")
+    elif name in ("gpt2", "mixtral"):
+        folder = prepared_model(name)
     engine = load_engine(folder, replace(GPU, **CHANGES.get(name, {})), lambda: None)
     with no_waiting():
         found = streams_of(engine, generator, adapters=engine.decoder.adapters)
