@@ -112,9 +112,11 @@ class Batch:
         """One step in which every row goes on by `count` tokens, and samples one."""
         opens, deltas, inputs = [], [], [SAMPLED] * len(self.tables)
         if self.step == 0:
-            inputs = [1] * (count * len(self.tables))
-            prompt = pack_ints([1] * (self.position + count))
-            for slot, table in enumerate(self.tables):
+            words = (len(self.tables), count)  # random ones, which take different experts
+            new = torch.randint(self.engine.facts.vocab_size, words).tolist()
+            inputs = [token for own in new for token in own]
+            for slot, (table, own) in enumerate(zip(self.tables, new, strict=True)):
+                prompt = pack_ints([1] * self.position + own)
                 adapter = slot % self.adapters + 1 if self.adapters else 0
                 params = msgspec.structs.replace(GREEDY, adapter=adapter)
                 opens.append(Open(slot, params, prompt, b"", [0]))
