@@ -152,8 +152,8 @@ class Admission:
         return max((planner.longest for planner in self._placement.planners), default=0)
 
     def fits_nowhere(self, request: Request) -> bool:
-        """Whether there are workers, but none that could ever hold all of a request."""
-        return any(map(self._placement.fits_nowhere, request.sequences.values()))
+        """Whether a request goes on, and there are workers, but none that could ever hold it."""
+        return bool(request.sequences) and self._placement.fits_nowhere(request)
 
     def refuse_as_too_long(self, request: Request) -> None:
         """Refuse a request that fits nowhere."""

@@ -2,13 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 
-from pagefleet.wire import Plan
+from pagefleet.wire import Numerics, Plan
 from pagefleet_scheduler import router
 from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.quarantine import Quarantine, is_trial
 from pagefleet_scheduler.queue import Queue, Workers
-from pagefleet_scheduler.sequence import Request, Sequence
+from pagefleet_scheduler.sequence import Needs, Request, Sequence
+
+_FOUND = 4096
+"""Needs whose workers are remembered."""
 
 
 class Placement:
@@ -17,6 +21,7 @@ class Placement:
     def __init__(self) -> None:
         self.waiting = Queue(self._eligible)
         self.planners: list[Planner] = []
+        self._found = lru_cache(_FOUND)(self._find)
         self.quarantine = Quarantine()
         self._gathering = False
         """Whether streams wait for workers of their class of numerics that may not be heard yet."""
@@ -52,17 +57,17 @@ class Placement:
         """Let streams wait, or not, for workers of their class that may not have been heard yet."""
         if gathering != self._gathering:
             self._gathering = gathering
-            self.waiting.regroup()
+            self._find_anew()
 
     def join(self, planner: Planner) -> None:
         """A worker is there."""
         self.planners.append(planner)
-        self.waiting.regroup()
+        self._find_anew()
 
     def leave(self, planner: Planner) -> list[Sequence]:
         """A worker is lost: what ran there waits at its old place, and starts from its tokens."""
         self.planners.remove(planner)
-        self.waiting.regroup()
+        self._find_anew()
         abandoned = planner.abandon()
         for sequence in abandoned:
             self.waiting.add(sequence)
@@ -118,11 +123,19 @@ class Placement:
 
     def _eligible(self, sequence: Sequence) -> Workers:
         """Workers that can hold it to its end; only those of its class of numerics, if any is."""
-        able = [planner for planner in self.planners if planner.fits(sequence)]
-        same = [planner for planner in able if planner.numerics == sequence.numerics]
-        if not same and self._gathering and sequence.numerics:
+        return self._found(sequence.request.needs, sequence.numerics)
+
+    def _find(self, needs: Needs, numerics: Numerics) -> Workers:
+        able = [planner for planner in self.planners if planner.fits(needs)]
+        same = [planner for planner in able if planner.numerics == numerics]
+        if not same and self._gathering and numerics:
             return ()
         return tuple(same or able)
+
+    def _find_anew(self) -> None:
+        """Forget which workers can hold what: they have changed."""
+        self._found.cache_clear()
+        self.waiting.regroup()
 
     def _preempt_for(self, sequence: Sequence, planners: Iterable[Planner]) -> bool:
         """Preempt one sequence that must make room for another; returns whether there is any."""
@@ -143,9 +156,9 @@ class Placement:
         called = (planner for planner in self.planners if planner.has_suspect)
         return next(sitting, None) or next(called, None)
 
-    def fits_nowhere(self, sequence: Sequence) -> bool:
-        """Whether there are workers, and the sequence could never run at any of them."""
-        return bool(self.planners) and not any(each.fits(sequence) for each in self.planners)
+    def fits_nowhere(self, request: Request) -> bool:
+        """Whether there are workers, but none at which the request could ever run."""
+        return bool(self.planners) and not any(p.fits(request.needs) for p in self.planners)
 
     def check(self, requests: Iterable[Request]) -> None:
         """Assert the invariants: every unfinished sequence, and no other, is at exactly one place.

@@ -32,7 +32,7 @@ from pagefleet_scheduler.pace import Pace
 from pagefleet_scheduler.plan_writer import PlanWriter
 from pagefleet_scheduler.prompt_lookup import NO_DRAFTS
 from pagefleet_scheduler.quarantine import turns
-from pagefleet_scheduler.sequence import Sequence
+from pagefleet_scheduler.sequence import Needs, Sequence
 from pagefleet_scheduler.slots import SlotBook
 from pagefleet_scheduler.speculation import MOST, NO_DRAFTS_PAY, Speculation
 
@@ -95,18 +95,17 @@ class Planner:
         """Tokens of the longest sequence that could run here."""
         return min(self.worker.max_model_len, self.worker.blocks * self.worker.block_size)
 
-    def fits(self, sequence: Sequence) -> bool:
-        """Whether the sequence, or all beams of its search, could run here to the end if alone.
+    def fits(self, needs: Needs) -> bool:
+        """Whether a sequence, or all beams of a search, could run here to the end if alone.
 
         Beams share the full blocks of their prompt: forks from the start, and those that are
         computed again by the prefix cache (`computes_prefix_of`).
         """
-        prompt, params = len(sequence.request.prompt), sequence.request.params
-        whole = self.cache.blocks_for(max(prompt + params.max_tokens - 1, prompt))
+        prompt, max_tokens, beams = needs
+        whole = self.cache.blocks_for(max(prompt + max_tokens - 1, prompt))
         shared = prompt // self.worker.block_size if self.cache.pool.caching else 0
-        beams = max(params.beam_width, 1)
         return (
-            prompt + params.max_tokens <= self.worker.max_model_len
+            prompt + max_tokens <= self.worker.max_model_len
             and shared + beams * (whole - shared) <= self.worker.blocks
             and beams <= self.worker.slots
         )

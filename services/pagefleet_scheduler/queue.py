@@ -24,7 +24,7 @@ apart that wait for different workers.
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace, merge
 from typing import Any, NamedTuple, TypeAlias
 
@@ -70,6 +70,14 @@ class _Line:
     def walk(self, reserved: set[Planner] | None) -> Iterator[Sequence]:
         """As `Queue.walk`, but none may be added meanwhile."""
         return merge(*(_walk(*each, reserved) for each in self._lists.items()), key=self._key)
+
+    def regroup(self, workers: Mapping[Sequence, Workers]) -> None:
+        before, self._lists = self._lists, {}
+        for waiting in before.values():
+            for sequence in waiting:
+                self._lists.setdefault(workers[sequence], []).append(sequence)
+        for waiting in self._lists.values():
+            waiting.sort(key=self._key)
 
     def copy(self) -> "_Line":
         line = _Line(self._key)
@@ -157,23 +165,17 @@ class Queue:
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
         request, tenant = sequence.request, sequence.request.tenant
-        if not request.has_run:
-            if tenant not in self._fresh:
-                others = [self._served[other] for other in self._fresh]
-                floor = min(others, default=self._last_served)
-                self._served[tenant] = max(self._served.get(tenant, 0.0), floor)
-            self._tokens[tenant] += len(request.prompt)
-        self._insert(sequence)
-
-    def _insert(self, sequence: Sequence) -> None:
         workers = self._workers[sequence] = self._workers_of(sequence)
-        if sequence.request.has_run:
+        if request.has_run:
             self._returning.add(sequence, workers)
             return
-        tenant = sequence.request.tenant
         if tenant not in self._fresh:
+            others = [self._served[other] for other in self._fresh]
+            floor = min(others, default=self._last_served)
+            self._served[tenant] = max(self._served.get(tenant, 0.0), floor)
             self._fresh[tenant] = _Line(_turn)
         self._fresh[tenant].add(sequence, workers)
+        self._tokens[tenant] += len(request.prompt)
 
     def remove(self, sequence: Sequence) -> None:
         """Let a sequence wait no longer.
@@ -192,10 +194,9 @@ class Queue:
 
     def regroup(self) -> None:
         """Find out anew for which workers each sequence waits."""
-        waiting, self._workers = self._workers, {}
-        self._returning, self._fresh = _Line(_order), {}
-        for sequence in waiting:
-            self._insert(sequence)
+        self._workers = {sequence: self._workers_of(sequence) for sequence in self._workers}
+        for line in (self._returning, *self._fresh.values()):
+            line.regroup(self._workers)
 
     def is_full_for(self, tenant: str, room: Room) -> bool:
         """Whether a tenant has used up its share of the room."""

@@ -17,6 +17,7 @@ import math
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,6 +29,16 @@ from pagefleet_scheduler.prompt_lookup import PromptLookup
 
 AGING = 30.0
 """Seconds of waiting that make up for one level of priority."""
+
+
+class Needs(NamedTuple):
+    """What must fit a worker for a request to run there."""
+
+    prompt: int
+    """Tokens of it."""
+    max_tokens: int
+    beams: int
+    """Sequences that run side by side."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +77,11 @@ class Request:
     """The choices that a beam search is to answer, each with the rank of its answer."""
     prompt_logprobs_sent: int = 1
     """Position in the prompt up to which its logprobs were sent; the first token has none."""
+
+    @property
+    def needs(self) -> Needs:
+        """What it may grow to, with all beams if it is a search."""
+        return Needs(len(self.prompt), self.params.max_tokens, max(self.params.beam_width, 1))
 
     @property
     def has_run(self) -> bool:

@@ -109,7 +109,7 @@ def _reason(stream: Stream, placement: Placement, free: Sequence[Planner]) -> Wa
     """`free`: workers at which it could run, and that no earlier one has reserved."""
     if not placement.planners:
         return Wait.WORKER
-    if placement.fits_nowhere(stream):
+    if placement.fits_nowhere(stream.request):
         return Wait.LARGER_WORKER
     if stream.paused:
         return Wait.CLIENT
