@@ -240,13 +240,16 @@ class Gpu(TorchFunctionMode):
 
     def _in_pinned_memory(self, tensor: Tensor) -> Tensor:
         address = tensor.data_ptr()
-        self.pin(address, tensor.nbytes)
-        weakref.finalize(tensor.untyped_storage(), self.unpin, address).atexit = False
+        if address:
+            self.pin(address, tensor.nbytes)
+            weakref.finalize(tensor.untyped_storage(), self.unpin, address).atexit = False
         return tensor
 
     def _is_pinned(self, tensor: Tensor) -> bool:
+        """Whether it is, or has nothing that would have to be."""
         first, last = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-        return any(begin <= first and last <= end for begin, end in self._pinned.items())
+        ranges = self._pinned.items()
+        return first == last or any(begin <= first and last <= end for begin, end in ranges)
 
 
 def _do(work: Callable[[], Any]) -> Any:

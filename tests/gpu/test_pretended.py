@@ -83,6 +83,13 @@ def test_what_does_not_wait_is_not(gpu: Gpu, work: Callable[..., object]) -> Non
         assert isinstance(work(here, host), OnGpu | None)
 
 
+def test_nothing_is_copied_without_waiting_and_forgotten(gpu: Gpu) -> None:
+    empty = [torch.empty(0).pin_memory() for _ in range(2)]
+    with no_waiting():
+        assert all(isinstance(each.to(CUDA, non_blocking=True), OnGpu) for each in empty)
+    empty.clear()
+
+
 def test_what_is_copied_to_the_host_is_there_after_its_event(gpu: Gpu) -> None:
     number = random.random()
     download = Download([torch.full((3,), number, device=CUDA)])
