@@ -6,6 +6,7 @@ are left out. The id of an event says how many it and those before it are. There
 last event has a name that says so.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
@@ -23,7 +24,7 @@ from pagefleet_gateway.stream import KEEP_ALIVE
 _encoder = msgspec.json.Encoder()
 
 
-class EventRenderer:
+class EventRenderer(ABC):
     """Writes one answer; see `stream.Renderer`. A subclass says what its events are.
 
     An event tells of the answer as it is until the next is asked for.
@@ -67,22 +68,25 @@ class EventRenderer:
 
     # --- what a subclass says -------------------------------------------------------------------
 
+    @abstractmethod
     def _begin(self) -> Iterator[msgspec.Struct]:
-        raise NotImplementedError
+        """Events before the first token."""
 
+    @abstractmethod
     def _follow(self, piece: Piece) -> Iterator[msgspec.Struct]:
         """What follows from one token, or from the end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _fail(self, error: ApiError) -> Iterator[msgspec.Struct]:
-        raise NotImplementedError
+        """What is told of an error that ends the answer."""
 
-    def _number(self, event: msgspec.Struct, number: int) -> None:
+    def _number(self, event: msgspec.Struct, number: int) -> None:  # noqa: B027
         """Write into an event which one it is, if it says so."""
 
     @property
+    @abstractmethod
     def _whole(self) -> msgspec.Struct:
-        raise NotImplementedError
+        """The answer as it is by now, for one body."""
 
     # --------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Starlette and uvicorn wait for ever for a body, and take any size; connections a
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from typing import Final
 
 from starlette.types import Receive, Scope, Send
@@ -19,7 +20,7 @@ from pagefleet_gateway.record import record_of
 BODY_SECONDS: Final = 10.0
 
 
-class PostRoute:
+class PostRoute(ABC):
     """ASGI endpoint that takes a body, within the limits of the gateway and of the tenant."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -39,6 +40,7 @@ class PostRoute:
         except ApiError as error:
             await send_error(scope, send, error)
 
+    @abstractmethod
     async def answer(self, content: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request whose body is there.
 
@@ -46,7 +48,6 @@ class PostRoute:
             ApiError: it is to be answered with this, and nothing was sent yet.
             ClientGone: there is nobody to answer.
         """
-        raise NotImplementedError
 
 
 async def read_body(
