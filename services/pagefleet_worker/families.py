@@ -45,8 +45,7 @@ class _Common(msgspec.Struct, frozen=True):
 
 
 class HfConfig(_Common, frozen=True):
-    """The fields that some family reads; their defaults here are those of a
-    model without them."""
+    """The fields that some family reads; their defaults here are those of a model without them."""
 
     hidden_activation: str | None = None
     attention_bias: bool = False

@@ -1,9 +1,20 @@
 """Random mixtures of experts."""
 
+import pytest
 import torch
 
 from pagefleet_kernels.experts import Experts, Routing
 from tests.unit.kernels.quantized_case import random_matrix
+
+ROUTINGS = pytest.mark.parametrize(
+    ("choices", "routing"),
+    [
+        (5, Routing(1, renormalized=False)),
+        (33, Routing(4, renormalized=True)),
+        (17, Routing(3, renormalized=False, shared=2)),
+        (4, Routing(4, renormalized=True)),
+    ],
+)
 
 
 def random_experts(

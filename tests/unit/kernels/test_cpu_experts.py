@@ -8,20 +8,10 @@ import torch
 from pagefleet_kernels import cpu_experts, cpu_linear, reference
 from pagefleet_kernels.cpu_experts import PackedExperts
 from pagefleet_kernels.experts import Experts, Routing
-from tests.unit.kernels.expert_case import double, random_experts
+from tests.unit.kernels.expert_case import ROUTINGS, double, random_experts
 from tests.unit.kernels.paged_case import fresh_seed
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-
-ROUTINGS = pytest.mark.parametrize(
-    ("choices", "routing"),
-    [
-        (5, Routing(1, renormalized=False)),
-        (33, Routing(4, renormalized=True)),
-        (17, Routing(3, renormalized=False, shared=2)),
-        (4, Routing(4, renormalized=True)),
-    ],
-)
 
 
 @pytest.fixture(autouse=True)

@@ -12,20 +12,10 @@ import torch
 from pagefleet_kernels import reference
 from pagefleet_kernels.experts import Routing
 from pagefleet_kernels.triton_experts import TritonExperts, route, sort_tiles
-from tests.unit.kernels.expert_case import double, random_experts
+from tests.unit.kernels.expert_case import ROUTINGS, double, random_experts
 from tests.unit.kernels.paged_case import fresh_seed
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 2**-4}
-
-ROUTINGS = pytest.mark.parametrize(
-    ("choices", "routing"),
-    [
-        (5, Routing(1, renormalized=False)),
-        (33, Routing(4, renormalized=True)),
-        (17, Routing(3, renormalized=False, shared=2)),
-        (4, Routing(4, renormalized=True)),
-    ],
-)
 
 
 @pytest.fixture(autouse=True)
