@@ -16,7 +16,7 @@ from pagefleet.wire import Finish, Numerics, Output, unpack_ints
 from pagefleet_gateway.detokenizer import Detokenizer
 from pagefleet_gateway.logprobs import TokenEntry, each_of
 from pagefleet_gateway.stop import StopStrings
-from pagefleet_gateway.tool_parsers import CallDelta, Spoken
+from pagefleet_gateway.tool_parsers.parser import CallDelta, Spoken
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from msgspec import UNSET
 from pagefleet_gateway.choice import Piece
 from pagefleet_gateway.reasoning import ReasoningParser, Thought
 from pagefleet_gateway.responses import ChatAnswer, Delta, FunctionDelta, ToolCallDelta
-from pagefleet_gateway.tool_parsers import Script, Spoken, ToolParser
+from pagefleet_gateway.tool_parsers.parser import Script, Spoken, ToolParser
 from pagefleet_gateway.tools import FunctionCall, ToolCall, call_id
 
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from hashlib import sha256
 
 from pagefleet_gateway.choice import Piece
-from pagefleet_gateway.messages_body import INVALID_JSON, ThinkingBlock
+from pagefleet_gateway.messages_body import INVALID_JSON
 from pagefleet_gateway.messages_object import (
     AnswerText,
+    AnswerThoughts,
     BlockDelta,
     BlockEvent,
     BlockStart,
@@ -22,7 +23,7 @@ from pagefleet_gateway.messages_object import (
     TextPiece,
     ThinkingPiece,
 )
-from pagefleet_gateway.tool_parsers import CallDelta
+from pagefleet_gateway.tool_parsers.parser import CallDelta
 from pagefleet_gateway.tools import as_object, call_id
 
 
@@ -57,9 +58,9 @@ class ContentBlocks:
         return len(self.blocks) - 1
 
     def _think(self, text: str) -> Iterator[BlockEvent]:
-        if not isinstance(self._open, ThinkingBlock):
-            yield from self._begin(ThinkingBlock(""))
-        assert isinstance(self._open, ThinkingBlock)
+        if not isinstance(self._open, AnswerThoughts):
+            yield from self._begin(AnswerThoughts(""))
+        assert isinstance(self._open, AnswerThoughts)
         self._open.thinking += text
         yield BlockDelta(self._index, ThinkingPiece(text))
 
@@ -87,7 +88,7 @@ class ContentBlocks:
         block, self._open = self._open, None
         if block is None:
             return
-        if isinstance(block, ThinkingBlock):
+        if isinstance(block, AnswerThoughts):
             block.signature = sha256(block.thinking.encode()).hexdigest()
             yield BlockDelta(self._index, SignaturePiece(block.signature))
         if isinstance(block, MadeCall):

@@ -15,10 +15,13 @@ from pagefleet_gateway.tokenizer import PromptError, Tokenizer
 from pagefleet_gateway.vocabulary import Vocabulary
 
 THINKING_SWITCHES: Final = frozenset({"enable_thinking", "thinking"})
-"""Variables of chat templates that a request may set."""
+"""Variables by which chat templates are told whether to let the model think."""
 
 EFFORT_VARIABLE: Final = "reasoning_effort"
 """The variable by which some are told how much to think."""
+
+THINKING_VARIABLES: Final = THINKING_SWITCHES | {EFFORT_VARIABLE}
+"""Those that a request may set."""
 
 
 class NamesError(ValueError):
@@ -39,7 +42,7 @@ class ServedModel:
     grammars: Grammars
     """Compiles what answers must read like."""
     tool_call_parser: str | None = None
-    """How it writes calls of tools, by a name of `tool_parsers.PARSERS`."""
+    """How it writes calls of tools, by a name of `tool_parsers.notations.NOTATIONS`."""
     reasoning_parser: str | None = None
     """How it writes thoughts, by a name of `reasoning.THINKS_AT_ONCE`."""
     seeds: Random = field(default_factory=SystemRandom)
@@ -120,9 +123,9 @@ class ServedModel:
         return self.chat_prompts is not None and variable in self.chat_prompts.source
 
     @property
-    def heeds_effort(self) -> bool:
+    def heeds_thinking(self) -> bool:
         """Whether the chat template can tell the model to think, or how much."""
-        return any(map(self.template_reads, (*THINKING_SWITCHES, EFFORT_VARIABLE)))
+        return any(map(self.template_reads, THINKING_VARIABLES))
 
     def encode_chat(
         self, conversation: Mapping[str, Any], continue_final_message: bool

@@ -31,7 +31,7 @@ from pagefleet_gateway.response_object import (
     ReasoningItem,
     ReasoningText,
 )
-from pagefleet_gateway.tool_parsers import CallDelta
+from pagefleet_gateway.tool_parsers.parser import CallDelta
 from pagefleet_gateway.tools import call_id
 from pagefleet_gateway.vocabulary import Vocabulary
 

@@ -21,17 +21,10 @@ from msgspec import Meta
 from pagefleet_gateway.errors import ApiError, bad_request
 from pagefleet_gateway.grammar_job import Source
 from pagefleet_gateway.grammars import Grammars, Schema, Structure, spaced
-from pagefleet_gateway.tool_parsers import (
-    CALL_END_TAG,
-    CALL_TAG,
-    PARSERS,
-    SPECIAL_MARKERS,
-    TAGGED,
-    Script,
-    ToolParser,
-    only,
-    required,
-)
+from pagefleet_gateway.tool_parsers.guaranteed import only, required
+from pagefleet_gateway.tool_parsers.hermes import CALL_END_TAG, CALL_TAG
+from pagefleet_gateway.tool_parsers.notations import NOTATIONS
+from pagefleet_gateway.tool_parsers.parser import Script, ToolParser
 
 MAX_TOOLS: Final = 128
 MAX_CALLS: Final = 16
@@ -154,12 +147,13 @@ def tool_use(
     if parser is None:
         raise bad_request(
             "tool_choice auto needs to know how the model writes calls: start the server with "
-            f"--tool-call-parser ({', '.join(PARSERS)}). required and named tools work without.",
+            f"--tool-call-parser ({', '.join(NOTATIONS)}). required and named tools work without.",
             "tool_choice",
         )
-    is_guided = parser in TAGGED and any(tool.function.strict for tool in tools)
+    notation = NOTATIONS[parser]
+    is_guided = notation.tagged and any(tool.function.strict for tool in tools)
     calls = _tagged_calls(tools, grammars) if is_guided else None
-    return ToolUse(shown, PARSERS[parser], calls, parser in SPECIAL_MARKERS, parallel)
+    return ToolUse(shown, notation.script, calls, notation.special, parallel)
 
 
 def _allowed(tools: Sequence[Tool], subset: ToolSubset) -> list[Tool]:

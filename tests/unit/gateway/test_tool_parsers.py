@@ -8,19 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagefleet_gateway.tool_parsers import (
-    PARSERS,
-    CallDelta,
-    Spoken,
-    ToolParser,
-    only,
-    required,
-)
+from pagefleet_gateway.tool_parsers.guaranteed import only, required
+from pagefleet_gateway.tool_parsers.notations import NOTATIONS
+from pagefleet_gateway.tool_parsers.parser import CallDelta, Spoken, ToolParser
 
 GUARANTEED = {"required": required, "only": only("weather")}
 """Of texts that are nothing but calls: a piece of one is none, and no content."""
 
-SCRIPTS = {**PARSERS, **GUARANTEED}
+SCRIPTS = {name: notation.script for name, notation in NOTATIONS.items()} | GUARANTEED
 WEATHER = ("weather", {"city": "Zürich", "days": [1, {"}": '"\\'}]})
 NOW = ("time.now", {})
 Call = tuple[str, dict[str, Any]]

@@ -8,11 +8,9 @@ is for whoever reads them.
 import json
 from typing import Final
 
+from pagefleet_gateway.tool_parsers.parser import MalformedError
+
 _SPACE: Final = " \t\r\n"
-
-
-class MalformedError(ValueError):
-    """Text that is no JSON object."""
 
 
 class ValueScanner:

@@ -4,7 +4,7 @@ import ast
 import json
 import warnings
 
-from pagefleet_gateway.json_scanner import MalformedError
+from pagefleet_gateway.tool_parsers.parser import MalformedError
 
 
 def evaluated(source: str) -> tuple[str, str]:
