@@ -49,12 +49,12 @@ from pagefleet.settings import DEFAULT_MODEL, WorkerSettings
 from pagefleet.wire import SAMPLED, Open, Plan, checksum, pack_ints
 from pagefleet_kernels.cpu_program import Program, Stage
 from pagefleet_worker import model_loading
-from pagefleet_worker.config import ARCHITECTURES, DecoderConfig, load_config
-from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import Engine
 from pagefleet_worker.loading import load_engine
-from pagefleet_worker.lora import module_sizes
+from pagefleet_worker.model.config import ARCHITECTURES, DecoderConfig, load_config
+from pagefleet_worker.model.lora import module_sizes
 from pagefleet_worker.model_files import fingerprint
+from pagefleet_worker.step.engine import TorchEngine
 
 PARTS = ("linear", "experts", "attention", "norm", "rotary", "quantize", "shrink", "logits")
 EXPERTS = (Stage.ROUTER, Stage.ROUTE, Stage.SORT, Stage.GATES, Stage.SUMS)

@@ -33,13 +33,13 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from pagefleet.wire import Output, pack_ints
-from pagefleet_gateway.answer import Answer
-from pagefleet_gateway.generation import Limits
-from pagefleet_gateway.isolated_template import IsolatedTemplate
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.stream import Renderer
-from pagefleet_gateway.template import ChatTemplate, TemplateSource
-from pagefleet_gateway.understanding import understand_completion
+from pagefleet_gateway.rendering.answer import Answer
+from pagefleet_gateway.rendering.stream import Renderer
+from pagefleet_gateway.requests.generation import Limits
+from pagefleet_gateway.requests.understanding import understand_completion
+from pagefleet_gateway.sandbox.isolated_template import IsolatedTemplate
+from pagefleet_gateway.sandbox.template import ChatTemplate, TemplateSource
 
 LETTERS = list(range(ord("a"), ord("z") + 1))
 """Token ids of the echo model whose text is complete at once."""

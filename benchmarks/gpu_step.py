@@ -16,16 +16,16 @@ from benchmarks.gpu_rates import Figure
 from pagefleet.params import SamplingParams
 from pagefleet.wire import SAMPLED, Open, Plan, checksum, pack_ints
 from pagefleet_kernels.dispatch import select
-from pagefleet_worker.config import DecoderConfig
-from pagefleet_worker.decoder import Decoder
-from pagefleet_worker.device_slots import DeviceSlots
-from pagefleet_worker.engine import TorchEngine
-from pagefleet_worker.graphs import CudaCapture
-from pagefleet_worker.inputs import DeviceInputs
 from pagefleet_worker.interface import EngineFacts, Launched
-from pagefleet_worker.pools import make_pool
-from pagefleet_worker.rope import Rope
-from pagefleet_worker.weights import DecoderWeights, LayerWeights
+from pagefleet_worker.model.config import DecoderConfig
+from pagefleet_worker.model.decoder import Decoder
+from pagefleet_worker.model.rope import Rope
+from pagefleet_worker.model.weights import DecoderWeights, LayerWeights
+from pagefleet_worker.paging.device_slots import DeviceSlots
+from pagefleet_worker.paging.pools import make_pool
+from pagefleet_worker.step.engine import TorchEngine
+from pagefleet_worker.step.graphs import CudaCapture
+from pagefleet_worker.step.inputs import DeviceInputs
 
 CASES = ((1, 512), (8, 1024), (32, 1024), (128, 1024), (128, 4096))
 """(rows, context)"""

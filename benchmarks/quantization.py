@@ -21,9 +21,9 @@ from pagefleet.manifest import TOKENIZER_FILE, Manifest
 from pagefleet.params import SamplingParams
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import DEFAULT_MODEL, WorkerSettings
-from pagefleet_worker.batch import Batch
 from pagefleet_worker.loading import load_engine
-from pagefleet_worker.slots import Row, Slot
+from pagefleet_worker.paging.batch import Batch
+from pagefleet_worker.paging.slots import Row, Slot
 
 
 def logprobs(folder: Path, settings: WorkerSettings, tokens: list[int]) -> Tensor:

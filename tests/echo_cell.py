@@ -7,16 +7,16 @@ from pagefleet.params import SamplingParams
 from pagefleet.wire import Logprobs, unpack_ints
 from pagefleet_scheduler.beam import Answer, BeamSearch
 from pagefleet_scheduler.decoding import concatenate
-from pagefleet_worker.echo import EchoEngine
-from pagefleet_worker.echo_decoder import (
+from pagefleet_worker.interface import EngineFacts
+from pagefleet_worker.sampling.sparse_logits import pack_logprobs
+from pagefleet_worker.simulated.echo import EchoEngine
+from pagefleet_worker.simulated.echo_decoder import (
     Chain,
     EchoDecoder,
     echo_embedding,
     echo_tokens,
     owner_of,
 )
-from pagefleet_worker.interface import EngineFacts
-from pagefleet_worker.sparse_logits import pack_logprobs
 from tests.byte_grammars import byte_grammars
 from tests.cell import Cell, Client
 

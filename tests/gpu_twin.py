@@ -2,10 +2,10 @@
 
 import torch
 
-from pagefleet_worker.device_slots import DeviceSlots
-from pagefleet_worker.engine import TorchEngine
-from pagefleet_worker.graphs import Run
-from pagefleet_worker.inputs import DeviceInputs
+from pagefleet_worker.paging.device_slots import DeviceSlots
+from pagefleet_worker.step.engine import TorchEngine
+from pagefleet_worker.step.graphs import Run
+from pagefleet_worker.step.inputs import DeviceInputs
 
 
 class Recorder:

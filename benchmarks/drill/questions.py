@@ -11,7 +11,7 @@ import msgspec
 from pagefleet.manifest import Manifest
 from pagefleet.params import SamplingParams
 from pagefleet_gateway.tenants import prefix_salt
-from pagefleet_worker.echo_decoder import EchoDecoder, echo_tokens
+from pagefleet_worker.simulated.echo_decoder import EchoDecoder, echo_tokens
 
 FORMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},

@@ -12,7 +12,7 @@ from benchmarks.paper.paged import Paged
 from benchmarks.paper.sharing import beam_search, parallel_sampling
 from benchmarks.paper.simulation import Average, Cost, System, simulate
 from benchmarks.paper.traffic import poisson
-from pagefleet_worker.costs import Roofline, distserve_opt_13b
+from pagefleet_worker.simulated.costs import Roofline, distserve_opt_13b
 
 SYSTEMS: dict[str, Callable[[], System]] = {
     "FasterTransformer": FasterTransformer,

@@ -24,9 +24,9 @@ from pagefleet.wire import (
 )
 from pagefleet_scheduler.core import Arrived, Scheduler
 from pagefleet_scheduler.sequence import Request
-from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.prepare import default_cache, prepare
+from pagefleet_worker.step.engine import TorchEngine
 
 WIDTHS = (2, 4, 6)
 

@@ -16,7 +16,7 @@ from benchmarks.paper.traffic import ARENA, Job
 
 
 class Share(NamedTuple):
-    """One sequence's share of a step, as the cost models of `pagefleet_worker.costs` see it."""
+    """One sequence's share of a step, as cost models see it (`pagefleet_worker.simulated`)."""
 
     tokens: range
     """Positions that are fed."""

@@ -22,13 +22,13 @@ from pagefleet.notify import BEAT_SECONDS, Notifier
 from pagefleet.observe import configure_logging
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import GatewaySettings, parse, refuse
-from pagefleet_gateway.app import TracingError, build_app, build_gateway
-from pagefleet_gateway.gateway import DRAINING, Gateway
+from pagefleet_gateway.http.app import TracingError, build_app, build_gateway
+from pagefleet_gateway.http.gateway import DRAINING, Gateway
+from pagefleet_gateway.http.protocol import CLOSE, HEADER_BYTES, IDLE_SECONDS, GuardedProtocol
 from pagefleet_gateway.model import NamesError, ServedModel
-from pagefleet_gateway.protocol import CLOSE, HEADER_BYTES, IDLE_SECONDS, GuardedProtocol
-from pagefleet_gateway.template import ChatTemplateError
+from pagefleet_gateway.sandbox.template import ChatTemplateError
 from pagefleet_gateway.tenants import KeyFileError
-from pagefleet_gateway.vocabulary import VocabularyError
+from pagefleet_gateway.text.vocabulary import VocabularyError
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             build_app(gateway),
             http=GuardedProtocol.limited(settings.max_connections, settings.allowed_origins),
-            loop="pagefleet_gateway.loop:GatewayLoop",
+            loop="pagefleet_gateway.http.loop:GatewayLoop",
             ws="none",
             lifespan="on",
             log_config=None,

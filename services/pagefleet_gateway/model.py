@@ -8,11 +8,11 @@ from random import Random, SystemRandom
 from typing import Any, Final, Self
 
 from pagefleet.manifest import Manifest
-from pagefleet_gateway.chat_prompt import ChatPrompts
 from pagefleet_gateway.errors import unknown_model
-from pagefleet_gateway.grammars import Grammars
-from pagefleet_gateway.tokenizer import PromptError, Tokenizer
-from pagefleet_gateway.vocabulary import Vocabulary
+from pagefleet_gateway.sandbox.grammars import Grammars
+from pagefleet_gateway.text.chat_prompt import ChatPrompts
+from pagefleet_gateway.text.tokenizer import PromptError, Tokenizer
+from pagefleet_gateway.text.vocabulary import Vocabulary
 
 THINKING_SWITCHES: Final = frozenset({"enable_thinking", "thinking"})
 """Variables by which chat templates are told whether to let the model think."""

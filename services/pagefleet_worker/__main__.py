@@ -69,7 +69,7 @@ def build_engine(settings: WorkerSettings, folder: Path, progress: Callable[[], 
     if settings.tensor_parallel_size > 1:
         raise ValueError(f"--engine {settings.engine} has no tensors for several devices to share.")
     from pagefleet_worker.grammar import Grammars
-    from pagefleet_worker.simulated import build_simulated
+    from pagefleet_worker.simulated.engines import build_simulated
 
     return build_simulated(settings, manifest, progress, Grammars.load(folder, manifest))
 

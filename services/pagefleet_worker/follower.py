@@ -21,12 +21,12 @@ from pagefleet.manifest import ManifestError
 from pagefleet.observe import configure_logging
 from pagefleet.settings import WorkerSettings, parse, refuse
 from pagefleet_worker.ending import run_to_end
-from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.group import SIGN_SECONDS, Order, meet
 from pagefleet_worker.interface import PlanError
 from pagefleet_worker.loading import load_engine
-from pagefleet_worker.pending import Pending
-from pagefleet_worker.shares import Share
+from pagefleet_worker.model.shares import Share
+from pagefleet_worker.step.engine import TorchEngine
+from pagefleet_worker.step.pending import Pending
 
 
 def main() -> None:

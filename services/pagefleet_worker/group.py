@@ -34,15 +34,15 @@ from pagefleet.settings import WorkerSettings, flags
 from pagefleet.tether import tethered
 from pagefleet.wire import Plan, Result
 from pagefleet_kernels.quantized import GROUP
-from pagefleet_worker.config import ARCHITECTURES, load_config
-from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import DeviceLostError, EngineFacts, Launched, PlanError
 from pagefleet_worker.loading import load_engine
+from pagefleet_worker.model.config import ARCHITECTURES, load_config
+from pagefleet_worker.model.ranks import Ranks
+from pagefleet_worker.model.shares import Share
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.model_loading import choose_device, choose_quantization
-from pagefleet_worker.ranks import Ranks
-from pagefleet_worker.shares import Share
-from pagefleet_worker.transfer import use
+from pagefleet_worker.paging.transfer import use
+from pagefleet_worker.step.engine import TorchEngine
 
 SIGN_SECONDS = 0.2
 """Between two signs of life of a follower."""

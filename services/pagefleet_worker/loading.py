@@ -17,28 +17,34 @@ from pagefleet.manifest import Manifest, Weights
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet_kernels.dispatch import Kernels, select
-from pagefleet_worker.batch import Batch
-from pagefleet_worker.causal_model import CausalModel
-from pagefleet_worker.config import ARCHITECTURES, DecoderConfig
-from pagefleet_worker.decoder import Decoder
-from pagefleet_worker.device_slots import DeviceSlots
-from pagefleet_worker.engine import TorchEngine
+from pagefleet_worker.checkpoints.safetensors_files import first_without_numbers
 from pagefleet_worker.grammar import Grammars
-from pagefleet_worker.graphs import LEAST, CudaCapture, graph_sizes
-from pagefleet_worker.inputs import DeviceInputs
 from pagefleet_worker.interface import EngineFacts
-from pagefleet_worker.kv_scales import find_kv_scales
+from pagefleet_worker.model.config import ARCHITECTURES, DecoderConfig
+from pagefleet_worker.model.decoder import Decoder
+from pagefleet_worker.model.ranks import ALONE, Ranks
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.model_loading import Means, choose_device, load_model
-from pagefleet_worker.pools import choose_size, make_host_pool, make_pool, measure_swap, populate
-from pagefleet_worker.ranks import ALONE, Ranks
-from pagefleet_worker.rehearsal import rehearse
-from pagefleet_worker.safetensors_files import first_without_numbers
-from pagefleet_worker.selftest import is_exact
-from pagefleet_worker.slots import Row, Slot
-from pagefleet_worker.swaps import Swaps, lane_of
-from pagefleet_worker.team import Team
-from pagefleet_worker.transfer import use
+from pagefleet_worker.paging.batch import Batch
+from pagefleet_worker.paging.causal_model import CausalModel
+from pagefleet_worker.paging.device_slots import DeviceSlots
+from pagefleet_worker.paging.kv_scales import find_kv_scales
+from pagefleet_worker.paging.pools import (
+    choose_size,
+    make_host_pool,
+    make_pool,
+    measure_swap,
+    populate,
+)
+from pagefleet_worker.paging.slots import Row, Slot
+from pagefleet_worker.paging.swaps import Swaps, lane_of
+from pagefleet_worker.paging.transfer import use
+from pagefleet_worker.step.engine import TorchEngine
+from pagefleet_worker.step.graphs import LEAST, CudaCapture, graph_sizes
+from pagefleet_worker.step.inputs import DeviceInputs
+from pagefleet_worker.step.rehearsal import rehearse
+from pagefleet_worker.step.selftest import is_exact
+from pagefleet_worker.step.team import Team
 
 _log = logging.getLogger(__name__)
 

@@ -11,13 +11,11 @@ import torch
 from pagefleet.manifest import Manifest
 from pagefleet.settings import WorkerSettings
 from pagefleet_kernels.dispatch import Kernels
-from pagefleet_worker.causal_model import CausalModel, ModelShape
-from pagefleet_worker.config import ARCHITECTURES, DecoderConfig, load_config
-from pagefleet_worker.decoder import Decoder
-from pagefleet_worker.lora import read_adapter
-from pagefleet_worker.model_files import ModelError, check_unchanged
-from pagefleet_worker.ranks import ALONE, Ranks
-from pagefleet_worker.weights import (
+from pagefleet_worker.model.config import ARCHITECTURES, DecoderConfig, load_config
+from pagefleet_worker.model.decoder import Decoder
+from pagefleet_worker.model.lora import read_adapter
+from pagefleet_worker.model.ranks import ALONE, Ranks
+from pagefleet_worker.model.weights import (
     INT8,
     OWN,
     OWN_OR_INT8,
@@ -25,6 +23,8 @@ from pagefleet_worker.weights import (
     Quantization,
     load_weights,
 )
+from pagefleet_worker.model_files import ModelError, check_unchanged
+from pagefleet_worker.paging.causal_model import CausalModel, ModelShape
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def load_model(
             f"transformers computes the layers of a {manifest.architecture} model, and on a "
             "GPU not the same for a row in every batch: leave out --batch-invariant."
         )
-    from pagefleet_worker.adapter_loading import load_adapted, load_shape
+    from pagefleet_worker.adapter.loading import load_adapted, load_shape
 
     config = load_shape(folder)
     dtype = choose_dtype(settings.dtype, config, device)

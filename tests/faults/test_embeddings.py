@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from pagefleet_worker.echo_decoder import echo_embedding
+from pagefleet_worker.simulated.echo_decoder import echo_embedding
 from tests.faults.cell import PATIENCE
 from tests.faults.proxy import Action
 

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from pagefleet_gateway.link import PATIENCE_SECONDS
+from pagefleet_gateway.cell.link import PATIENCE_SECONDS
 from pagefleet_scheduler.liveness import WORKER_SILENCE
 from tests.faults.cell import wait_until
 from tests.faults.conftest import Load, assert_exact, once

@@ -14,13 +14,13 @@ from uuid import UUID
 
 from pagefleet import wire
 from pagefleet.params import Guide, SamplingParams
-from pagefleet_gateway.link import Reaction, SchedulerLink
+from pagefleet_gateway.cell.link import Reaction, SchedulerLink
 from pagefleet_scheduler.core import Arrived, Lost, Scheduler
 from pagefleet_scheduler.queue import Room
-from pagefleet_worker.echo import EchoEngine
-from pagefleet_worker.echo_decoder import echo_tokens
 from pagefleet_worker.interface import EngineFacts, PlanError
 from pagefleet_worker.membership import Membership
+from pagefleet_worker.simulated.echo import EchoEngine
+from pagefleet_worker.simulated.echo_decoder import echo_tokens
 from tests.echo_cell import DECODER
 from tests.fuzz.frames import Frames
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pagefleet_gateway.openapi import document
+from pagefleet_gateway.http.openapi import document
 
 DOCUMENT: dict[str, Any] = json.loads(document())
 

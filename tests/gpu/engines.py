@@ -12,17 +12,17 @@ import torch
 from pagefleet.manifest import Manifest
 from pagefleet.params import SamplingParams
 from pagefleet_kernels.dispatch import select
-from pagefleet_worker.config import load_config
-from pagefleet_worker.decoder import Decoder
-from pagefleet_worker.device_slots import DeviceSlots
-from pagefleet_worker.engine import TorchEngine
-from pagefleet_worker.graphs import CudaCapture
-from pagefleet_worker.inputs import DeviceInputs
 from pagefleet_worker.interface import EngineFacts
-from pagefleet_worker.kv_scales import find_kv_scales
-from pagefleet_worker.lora import read_adapter
-from pagefleet_worker.pools import make_pool
-from pagefleet_worker.weights import PLAIN, Quantization, load_weights
+from pagefleet_worker.model.config import load_config
+from pagefleet_worker.model.decoder import Decoder
+from pagefleet_worker.model.lora import read_adapter
+from pagefleet_worker.model.weights import PLAIN, Quantization, load_weights
+from pagefleet_worker.paging.device_slots import DeviceSlots
+from pagefleet_worker.paging.kv_scales import find_kv_scales
+from pagefleet_worker.paging.pools import make_pool
+from pagefleet_worker.step.engine import TorchEngine
+from pagefleet_worker.step.graphs import CudaCapture
+from pagefleet_worker.step.inputs import DeviceInputs
 from tests.driver import Stream
 
 NAN_IN_8_BITS = 0x7F

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pagefleet_worker.interface import DeviceLostError
-from pagefleet_worker.transfer import Download, telling_loss
+from pagefleet_worker.paging.transfer import Download, telling_loss
 from tests.driver import Driver
 from tests.gpu.engines import greedy, random_prompts, seen, triton_engine
 

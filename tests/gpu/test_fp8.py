@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pagefleet.wire import unpack_floats
-from pagefleet_worker.kv_scales import find_kv_scales
+from pagefleet_worker.paging.kv_scales import find_kv_scales
 from tests.driver import Driver
 from tests.gpu.engines import greedy, random_prompts, require_gpu_or_interpreter, triton_engine
 

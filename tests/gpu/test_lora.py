@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from pagefleet_worker.selftest import is_exact
+from pagefleet_worker.step.selftest import is_exact
 from tests.driver import Driver
 from tests.gpu.engines import (
     BLOCK_SIZE,

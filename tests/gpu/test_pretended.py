@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pagefleet_kernels.triton_norm import rms_norm
-from pagefleet_worker.graphs import CudaCapture
-from pagefleet_worker.transfer import Download, fill, to_device
+from pagefleet_worker.paging.transfer import Download, fill, to_device
+from pagefleet_worker.step.graphs import CudaCapture
 from tests.gpu.engines import no_waiting
 from tests.gpu.pretended import CompileError, Gpu, MixedError, OnGpu, WaitError, pretended_gpu
 

@@ -10,8 +10,8 @@ import torch
 from pagefleet.settings import WorkerSettings
 from pagefleet.wire import unpack_floats
 from pagefleet_worker.loading import load_engine
+from pagefleet_worker.model.weights import OWN
 from pagefleet_worker.prepare import prepare
-from pagefleet_worker.weights import OWN
 from tests.checkpoints import CHECKPOINTS, write_checkpoint
 from tests.driver import Driver
 from tests.gpu.engines import (

@@ -7,8 +7,8 @@ import torch
 
 from pagefleet.params import SamplingParams
 from pagefleet_kernels.triton_sampling import sample as kernel
-from pagefleet_worker.draw import Draw
-from pagefleet_worker.sampler import sample
+from pagefleet_worker.sampling.draw import Draw
+from pagefleet_worker.sampling.sampler import sample
 from tests.gpu.engines import require_gpu_or_interpreter
 
 require_gpu_or_interpreter()

@@ -12,9 +12,9 @@ import torch
 from pagefleet.params import Guide, SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet.wire import Logprobs, unpack_floats
-from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.prepare import prepare
+from pagefleet_worker.step.engine import TorchEngine
 from tests.driver import Driver, Stream
 from tests.gpu.engines import no_waiting, require_gpu_or_interpreter
 from tests.lora import with_adapters

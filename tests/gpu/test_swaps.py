@@ -4,10 +4,10 @@ import random
 
 import torch
 
-from pagefleet_worker.pools import make_host_pool
-from pagefleet_worker.slots import Step
-from pagefleet_worker.swaps import Swaps, lane_of
-from pagefleet_worker.transfer import to_device
+from pagefleet_worker.paging.pools import make_host_pool
+from pagefleet_worker.paging.slots import Step
+from pagefleet_worker.paging.swaps import Swaps, lane_of
+from pagefleet_worker.paging.transfer import to_device
 from tests.gpu.engines import require_gpu_or_interpreter
 
 require_gpu_or_interpreter()

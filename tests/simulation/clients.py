@@ -19,9 +19,13 @@ from pagefleet.wire import (
     pack_ints,
     unpack_ints,
 )
-from pagefleet_gateway.link import News
+from pagefleet_gateway.cell.link import News
 from pagefleet_scheduler.decoding import concatenate, finish_of
-from pagefleet_worker.echo_decoder import echo_embedding, echo_prompt_logprobs, echo_tokens
+from pagefleet_worker.simulated.echo_decoder import (
+    echo_embedding,
+    echo_prompt_logprobs,
+    echo_tokens,
+)
 from tests.echo_cell import DECODER, echo_beams
 
 PREDICTED = 0.3

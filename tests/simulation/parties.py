@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from pagefleet.wire import ROW_FIELDS, Message, Output, Plan, Result, RowError, unpack_ints
-from pagefleet_gateway.link import BEAT_SECONDS, Reaction, SchedulerLink
+from pagefleet_gateway.cell.link import BEAT_SECONDS, Reaction, SchedulerLink
 from pagefleet_scheduler.core import Arrived, Event, Lost, Scheduler, Unreachable
-from pagefleet_worker.echo import EchoEngine
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.membership import Membership
 from pagefleet_worker.membership import Reaction as WorkerReaction
+from pagefleet_worker.simulated.echo import EchoEngine
 from tests.echo_cell import DECODER
 from tests.simulation.clients import Client
 from tests.simulation.network import SCHEDULER, Network
@@ -83,7 +83,7 @@ class SchedulerProcess(Process):
 
 
 class GatewayProcess(Process):
-    """`pagefleet_gateway.client` around the real link."""
+    """`pagefleet_gateway.cell.client` around the real link."""
 
     def __init__(self, network: Network, name: str, incarnation: int) -> None:
         super().__init__(network.world, name, incarnation)

@@ -13,8 +13,8 @@ import pytest
 from pagefleet.manifest import Manifest
 from pagefleet.params import SamplingParams
 from pagefleet_gateway.tenants import prefix_salt
-from pagefleet_worker.echo_decoder import EchoDecoder, echo_tokens
 from pagefleet_worker.prepare import prepare
+from pagefleet_worker.simulated.echo_decoder import EchoDecoder, echo_tokens
 from tests.lora import make_adapter, merged
 from tests.models import VOCAB_SIZE
 from tests.system.oracle import Oracle

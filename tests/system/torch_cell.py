@@ -7,9 +7,9 @@ import torch
 
 from pagefleet.manifest import Manifest
 from pagefleet.settings import WorkerSettings
-from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.loading import load_engine
-from pagefleet_worker.pools import make_pool
+from pagefleet_worker.paging.pools import make_pool
+from pagefleet_worker.step.engine import TorchEngine
 from tests.cell import Cell
 
 BLOCK_SIZE = 16

@@ -2,13 +2,16 @@
 
 Services never import each other, shared and kernels import nothing of ours, and each package
 imports only the libraries that it is meant to need. A package that is not listed here fails.
+Within a package the folders lie in layers too: what one of them imports never leads back to it.
 Nothing is unpickled, no text is run as code, no shell is asked.
 """
 
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,11 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield (node.module or "").partition(".")[0]
 
 
+def room(name: str) -> str:
+    """The folder or, beside the folders, the module that a dotted name lies in."""
+    return ".".join(name.split(".")[:2])
+
+
 def unsafe(tree: ast.AST) -> Iterator[str]:
     """Everything in a module that could run what others wrote."""
     yield from UNSAFE_MODULES.intersection(imports(tree))
@@ -95,6 +103,18 @@ def test_a_package_imports_only_what_its_layer_may(package: str) -> None:
     allowed = {package, *LAYERS[package], *sys.stdlib_module_names}
     found = [(name, each) for name, tree in modules(package) for each in imports(tree)]
     assert [(name, each) for name, each in found if each not in allowed] == []
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_folders_of_a_package_never_import_in_a_circle(package: str) -> None:
+    needs = defaultdict(set)
+    for path in PACKAGES[package].rglob("*.py"):
+        module = ".".join(path.relative_to(PACKAGES[package].parent).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{package}."):
+                for name in node.names:
+                    needs[room(module)].add(room(f"{node.module}.{name.name}"))
+    TopologicalSorter({each: others - {each} for each, others in needs.items()}).prepare()
 
 
 @pytest.mark.parametrize("package", LAYERS)

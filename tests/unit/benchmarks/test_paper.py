@@ -19,7 +19,7 @@ from benchmarks.paper.sharing import Counted, beam_search, parallel_sampling
 from benchmarks.paper.simulation import Share, System, simulate
 from benchmarks.paper.traffic import ALPACA, ARENA, LONGEST, SHAREGPT, Job, fit, poisson
 from pagefleet.params import SamplingParams
-from pagefleet_worker.costs import Roofline
+from pagefleet_worker.simulated.costs import Roofline
 
 
 def second(shares: list[Share]) -> float:

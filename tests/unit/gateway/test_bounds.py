@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pagefleet_gateway.bounds import MAX_KEPT
+from pagefleet_gateway.bodies.bounds import MAX_KEPT
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.generation import Generation, Limits
-from pagefleet_gateway.understanding import understand_chat, understand_completion
+from pagefleet_gateway.requests.generation import Generation, Limits
+from pagefleet_gateway.requests.understanding import understand_chat, understand_completion
 from tests.unit.gateway.served import echo_model
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pagefleet.cell_key import make
 from pagefleet.settings import GatewaySettings
-from pagefleet_gateway.app import build_gateway
+from pagefleet_gateway.http.app import build_gateway
 from tests.unit.gateway.served import echo_model
 
 

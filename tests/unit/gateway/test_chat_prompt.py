@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagefleet_gateway.chat_prompt import ChatPrompts
-from pagefleet_gateway.template import ChatTemplate
-from pagefleet_gateway.tokenizer import PromptError, Tokenizer
+from pagefleet_gateway.sandbox.template import ChatTemplate
+from pagefleet_gateway.text.chat_prompt import ChatPrompts
+from pagefleet_gateway.text.tokenizer import PromptError, Tokenizer
 from tests.unit.gateway.conftest import BACKENDS, SPECIAL_TOKENS
 
 CHATML = (

@@ -17,14 +17,14 @@ from pagefleet.wire import (
     pack_ints,
     unpack_ints,
 )
-from pagefleet_gateway.client import (
+from pagefleet_gateway.cell.client import (
     TURN_BYTES,
     TURN_SUBMITS,
     ClientGone,
     Mailbox,
     SchedulerClient,
 )
-from pagefleet_gateway.outputs import size
+from pagefleet_gateway.cell.outputs import size
 from tests.unit.gateway.fake_scheduler import FakeScheduler, expected_token, logprobs_of
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -149,7 +149,7 @@ def test_the_length_that_workers_hold_outlives_them_and_their_scheduler(
 def test_it_says_once_that_nobody_answers(
     scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pagefleet_gateway.client.ALONE_SECONDS", 0.1)
+    monkeypatch.setattr("pagefleet_gateway.cell.client.ALONE_SECONDS", 0.1)
 
     async def talk() -> None:
         client = SchedulerClient(scheduler.endpoint)
@@ -166,7 +166,7 @@ def test_it_says_once_that_nobody_answers(
 def test_it_says_once_why_it_is_refused(
     scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pagefleet_gateway.client.ALONE_SECONDS", 600.0)
+    monkeypatch.setattr("pagefleet_gateway.cell.client.ALONE_SECONDS", 600.0)
     scheduler.refusal = "Another model is served here."
 
     async def talk() -> None:
@@ -174,7 +174,7 @@ def test_it_says_once_why_it_is_refused(
         with scheduler.started():
             async with client.running():
                 await eventually(lambda: client.health.refusal is not None)
-                monkeypatch.setattr("pagefleet_gateway.client.ALONE_SECONDS", 0.1)
+                monkeypatch.setattr("pagefleet_gateway.cell.client.ALONE_SECONDS", 0.1)
                 await eventually(lambda: "Requests wait" in caplog.text)
                 scheduler.refusal = None
                 await eventually(lambda: client.health.scheduler)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pagefleet_gateway.coalescing import MOST_PENDING, CoalescingTransport
+from pagefleet_gateway.http.coalescing import MOST_PENDING, CoalescingTransport
 
 
 class _Connection(asyncio.Protocol):

@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagefleet_gateway.dashboard import PAGE, Rate, Status
+from pagefleet_gateway.telemetry.dashboard import PAGE, Rate, Status
 
 
 def test_the_page_asks_nothing_of_other_hosts() -> None:

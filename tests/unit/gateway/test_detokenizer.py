@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from pagefleet_gateway.detokenizer import MAX_HELD_BYTES, Detokenizer
-from pagefleet_gateway.tokenizer import Tokenizer as GatewayTokenizer
-from pagefleet_gateway.vocabulary import Vocabulary
+from pagefleet_gateway.text.detokenizer import MAX_HELD_BYTES, Detokenizer
+from pagefleet_gateway.text.tokenizer import Tokenizer as GatewayTokenizer
+from pagefleet_gateway.text.vocabulary import Vocabulary
 from tests.unit.gateway.conftest import BACKENDS
 
 TOKENIZERS = {name: make() for name, make in BACKENDS.items()}

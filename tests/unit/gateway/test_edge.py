@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from pagefleet.settings import GatewaySettings
-from pagefleet_gateway.app import build_app, build_gateway
+from pagefleet_gateway.http.app import build_app, build_gateway
 from pagefleet_gateway.model import ServedModel
 from pagefleet_worker.prepare import prepare
 from tests.unit.gateway.fake_scheduler import FakeScheduler
@@ -210,7 +210,7 @@ def test_a_prefix_opens_no_route(keys: str) -> None:
 
 
 def test_a_line_for_each_request(keys: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "pagefleet_gateway.edge")
+    caplog.set_level(logging.INFO, "pagefleet_gateway.http.edge")
     requests = [tokenize("one", "a secret text"), get("/live"), tokenize("two"), tokenize("one")]
     requests[-1][2]["headers"]["x-request-id"] = 'mine "x"'
     ask(*requests, api_key_file=keys)

@@ -15,16 +15,16 @@ from msgspec import structs
 from tokenizers import Tokenizer, processors
 
 from pagefleet.wire import unpack_floats, unpack_ints
-from pagefleet_gateway.embedding_form import EmbeddingForm
-from pagefleet_gateway.embeddings import understand_embedding
+from pagefleet_gateway.bodies.embedding_form import EmbeddingForm
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.generation import Generation, Limits
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.prompts import MAX_PROMPTS
-from pagefleet_gateway.response_input import understand_response
+from pagefleet_gateway.rendering.embeddings import understand_embedding
+from pagefleet_gateway.requests.generation import Generation, Limits
+from pagefleet_gateway.requests.prompts import MAX_PROMPTS
+from pagefleet_gateway.requests.response_input import understand_response
+from pagefleet_gateway.requests.understanding import understand_chat, understand_completion
 from pagefleet_gateway.tenants import prefix_salt
-from pagefleet_gateway.tokenizer import Tokenizer as GatewayTokenizer
-from pagefleet_gateway.understanding import understand_chat, understand_completion
+from pagefleet_gateway.text.tokenizer import Tokenizer as GatewayTokenizer
 from pagefleet_worker.prepare import prepare
 from tests.unit.gateway.fake_scheduler import expected_embedding
 from tests.unit.gateway.served import echo_model

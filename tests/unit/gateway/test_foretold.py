@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagefleet_gateway.answer import Answer
-from pagefleet_gateway.foretold import Foretold, Prediction
-from pagefleet_gateway.link import News
+from pagefleet_gateway.cell.link import News
+from pagefleet_gateway.rendering.answer import Answer
+from pagefleet_gateway.rendering.foretold import Foretold, Prediction
 from tests.unit.gateway.test_stream import answer_to, outputs, streamed, whole
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from pagefleet.settings import GatewaySettings
-from pagefleet_gateway.app import build_app, build_gateway
+from pagefleet_gateway.http.app import build_app, build_gateway
 from tests.unit.gateway.served import echo_model
 
 if TYPE_CHECKING:

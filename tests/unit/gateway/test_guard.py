@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from pagefleet.settings import GatewaySettings
-from pagefleet_gateway.app import build_gateway
-from pagefleet_gateway.client import ClientGone
+from pagefleet_gateway.cell.client import ClientGone
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.guard import read_body
-from pagefleet_gateway.messages_input import understand_message
-from pagefleet_gateway.messages_stream import MessageRenderer
+from pagefleet_gateway.http.app import build_gateway
+from pagefleet_gateway.http.guard import read_body
+from pagefleet_gateway.http.serving import GenerationRoute
 from pagefleet_gateway.record import begin
-from pagefleet_gateway.serving import GenerationRoute
-from pagefleet_gateway.understanding import understand_completion
+from pagefleet_gateway.rendering.messages_stream import MessageRenderer
+from pagefleet_gateway.requests.messages_input import understand_message
+from pagefleet_gateway.requests.understanding import understand_completion
 from tests.unit.gateway.served import echo_model
 
 

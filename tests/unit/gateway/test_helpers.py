@@ -8,12 +8,17 @@ import msgspec
 import pytest
 
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.grammar_job import Source
-from pagefleet_gateway.grammars import Grammars
-from pagefleet_gateway.helper import Limits
-from pagefleet_gateway.helpers import Helper, HelperPool, LimitError
-from pagefleet_gateway.isolated_template import IsolatedTemplate
-from pagefleet_gateway.template import ChatTemplate, ChatTemplateError, Rendered, TemplateSource
+from pagefleet_gateway.sandbox.grammar_job import Source
+from pagefleet_gateway.sandbox.grammars import Grammars
+from pagefleet_gateway.sandbox.helper import Limits
+from pagefleet_gateway.sandbox.helpers import Helper, HelperPool, LimitError
+from pagefleet_gateway.sandbox.isolated_template import IsolatedTemplate
+from pagefleet_gateway.sandbox.template import (
+    ChatTemplate,
+    ChatTemplateError,
+    Rendered,
+    TemplateSource,
+)
 from pagefleet_worker.prepare import prepare
 from tests.unit.gateway.test_app import running_cell
 

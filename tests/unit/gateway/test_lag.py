@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from pagefleet_gateway.lag import INTERVAL_SECONDS, watch_lag
+from pagefleet_gateway.http.lag import INTERVAL_SECONDS, watch_lag
 
 
 def test_what_blocks_the_loop_is_seen():

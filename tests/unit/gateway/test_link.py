@@ -36,7 +36,7 @@ from pagefleet.wire import (
     unpack_floats,
     unpack_ints,
 )
-from pagefleet_gateway.link import (
+from pagefleet_gateway.cell.link import (
     BEAT_SECONDS,
     PATIENCE_SECONDS,
     RESUBMIT_SECONDS,

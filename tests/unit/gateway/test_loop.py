@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pagefleet_gateway.loop import GatewayLoop
-from pagefleet_gateway.protocol import HEADER_SECONDS
+from pagefleet_gateway.http.loop import GatewayLoop
+from pagefleet_gateway.http.protocol import HEADER_SECONDS
 
 
 class HastyLoop(GatewayLoop):

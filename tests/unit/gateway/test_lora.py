@@ -12,15 +12,15 @@ from msgspec import structs
 
 from pagefleet.manifest import Adapter
 from pagefleet.params import SamplingParams
-from pagefleet_gateway.answer import Answer
-from pagefleet_gateway.embeddings import understand_embedding
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.generation import Generation, Limits
+from pagefleet_gateway.http.tokenizing import count_input, detokenize, tokenize
 from pagefleet_gateway.model import NamesError, ServedModel
-from pagefleet_gateway.response_input import understand_response
+from pagefleet_gateway.rendering.answer import Answer
+from pagefleet_gateway.rendering.embeddings import understand_embedding
+from pagefleet_gateway.requests.generation import Generation, Limits
+from pagefleet_gateway.requests.response_input import understand_response
+from pagefleet_gateway.requests.understanding import understand_chat, understand_completion
 from pagefleet_gateway.tenants import prefix_salt
-from pagefleet_gateway.tokenizing import count_input, detokenize, tokenize
-from pagefleet_gateway.understanding import understand_chat, understand_completion
 from pagefleet_worker.prepare import prepare
 from tests.unit.gateway.served import echo_model
 

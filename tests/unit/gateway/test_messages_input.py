@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pagefleet_gateway.chat_prompt import ChatPrompts
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.generation import Generation, Limits
-from pagefleet_gateway.messages_input import count_message, understand_message
+from pagefleet_gateway.http.tokenizing import count_message
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.template import ChatTemplate
-from pagefleet_gateway.understanding import understand_chat
+from pagefleet_gateway.requests.generation import Generation, Limits
+from pagefleet_gateway.requests.messages_input import understand_message
+from pagefleet_gateway.requests.understanding import understand_chat
+from pagefleet_gateway.sandbox.template import ChatTemplate
+from pagefleet_gateway.text.chat_prompt import ChatPrompts
 from tests.unit.gateway.served import echo_model
 
 LIMITS = Limits(max_model_len=4000, request_id="it")

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from pagefleet.wire import Reason
-from pagefleet_gateway.openapi import document
+from pagefleet_gateway.http.openapi import document
 from pagefleet_worker.prepare import prepare
 from tests.unit.gateway.test_app import Cell, running_cell, wait_until
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
 from pagefleet.wire import Finish
-from pagefleet_gateway.answer import Answer
-from pagefleet_gateway.choice import Piece
+from pagefleet_gateway.answers.choice import Piece
 from pagefleet_gateway.errors import ApiError, bad_request, unavailable
-from pagefleet_gateway.generation import Generation, Limits, resumed, ticket_of
-from pagefleet_gateway.messages_input import understand_message
-from pagefleet_gateway.messages_stream import MessageRenderer
+from pagefleet_gateway.rendering.answer import Answer
+from pagefleet_gateway.rendering.messages_stream import MessageRenderer
+from pagefleet_gateway.requests.generation import Generation, Limits, resumed, ticket_of
+from pagefleet_gateway.requests.messages_input import understand_message
 from pagefleet_gateway.resume import read_event_id
 from tests.unit.gateway.test_response_stream import (
     CALLS,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from pagefleet_gateway import metrics_exchange
-from pagefleet_gateway.metrics_exchange import MetricsExchange, Sums
+from pagefleet_gateway.telemetry import metrics_exchange
+from pagefleet_gateway.telemetry.metrics_exchange import MetricsExchange, Sums
 
 
 def text(counted: dict[str, int], observed: list[float]) -> bytes:

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagefleet_gateway.one_line import one_line
+from pagefleet_gateway.rendering.one_line import one_line
 
 ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from pagefleet.settings import GatewaySettings
-from pagefleet_gateway.app import build_gateway, routes
-from pagefleet_gateway.embedding_body import EmbeddingBody
-from pagefleet_gateway.messages_body import CountBody, MessagesBody
-from pagefleet_gateway.openapi import document
-from pagefleet_gateway.response_body import ResponseBody
-from pagefleet_gateway.schema import ChatBody, CompletionBody
+from pagefleet_gateway.bodies.embedding_body import EmbeddingBody
+from pagefleet_gateway.bodies.messages_body import CountBody, MessagesBody
+from pagefleet_gateway.bodies.response_body import ResponseBody
+from pagefleet_gateway.bodies.schema import ChatBody, CompletionBody
+from pagefleet_gateway.http.app import build_gateway, routes
+from pagefleet_gateway.http.openapi import document
 from tests.unit.gateway.served import echo_model
 
 DOCUMENT: Any = json.loads(document())

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from msgspec.inspect import ListType, Metadata, StructType, Type, UnionType, type_info
 
+from pagefleet_gateway.bodies.parsing import MAX_CONTAINERS, parse
+from pagefleet_gateway.bodies.response_body import ResponseBody
+from pagefleet_gateway.bodies.schema import ChatBody, CompletionBody
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.parsing import MAX_CONTAINERS, parse
-from pagefleet_gateway.response_body import ResponseBody
-from pagefleet_gateway.schema import ChatBody, CompletionBody
-from pagefleet_gateway.tokenizing import DetokenizeBody, TokenizeBody
+from pagefleet_gateway.http.tokenizing import DetokenizeBody, TokenizeBody
 
 
 def structs(info: Type) -> Iterator[type[msgspec.Struct]]:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pagefleet_gateway.chat_prompt import ChatPrompts
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.generation import Generation, Limits
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.template import ChatTemplate
-from pagefleet_gateway.understanding import understand_chat
+from pagefleet_gateway.requests.generation import Generation, Limits
+from pagefleet_gateway.requests.understanding import understand_chat
+from pagefleet_gateway.sandbox.template import ChatTemplate
+from pagefleet_gateway.text.chat_prompt import ChatPrompts
 from tests.unit.gateway.served import echo_model
 
 MESSAGES = "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from pagefleet_gateway.protocol import GuardedProtocol
+from pagefleet_gateway.http.protocol import GuardedProtocol
 
 
 class Hasty(GuardedProtocol):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagefleet_gateway.reasoning import THINKS_AT_ONCE, ReasoningParser, thinks_at_once
+from pagefleet_gateway.text.reasoning import THINKS_AT_ONCE, ReasoningParser, thinks_at_once
 
 
 def parse(at_once: bool, pieces: list[str]) -> tuple[str, str]:

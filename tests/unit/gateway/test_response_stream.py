@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
 from pagefleet.wire import Finish, Output, pack_ints
-from pagefleet_gateway.answer import Answer
-from pagefleet_gateway.choice import Piece
+from pagefleet_gateway.answers.choice import Piece
+from pagefleet_gateway.cell.link import News
 from pagefleet_gateway.errors import ApiError, bad_request, unavailable
-from pagefleet_gateway.generation import Generation, Limits, resumed, ticket_of
-from pagefleet_gateway.link import News
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.response_input import understand_response
-from pagefleet_gateway.response_stream import ResponseRenderer
+from pagefleet_gateway.rendering.answer import Answer
+from pagefleet_gateway.rendering.response_stream import ResponseRenderer
+from pagefleet_gateway.requests.generation import Generation, Limits, resumed, ticket_of
+from pagefleet_gateway.requests.response_input import understand_response
 from pagefleet_gateway.resume import read_event_id
 from tests.unit.gateway.fake_scheduler import logprobs_of
 from tests.unit.gateway.openai_types import checked_event, checked_response

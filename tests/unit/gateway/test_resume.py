@@ -10,10 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from pagefleet.wire import ChoiceState, Finish, Output, pack_ints, unpack_ints
-from pagefleet_gateway.answer import Answer
+from pagefleet_gateway.cell.link import News
+from pagefleet_gateway.cell.submission import OpenSubmission
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.generation import Generation, Limits, resumed, ticket_of
-from pagefleet_gateway.link import News
+from pagefleet_gateway.rendering.answer import Answer
+from pagefleet_gateway.rendering.stream import DONE, Renderer
+from pagefleet_gateway.requests.generation import Generation, Limits, resumed, ticket_of
+from pagefleet_gateway.requests.understanding import understand_chat, understand_completion
 from pagefleet_gateway.resume import (
     MOST_CHOICES,
     Had,
@@ -22,9 +25,6 @@ from pagefleet_gateway.resume import (
     position,
     read_event_id,
 )
-from pagefleet_gateway.stream import DONE, Renderer
-from pagefleet_gateway.submission import OpenSubmission
-from pagefleet_gateway.understanding import understand_chat, understand_completion
 from tests.unit.gateway.fake_scheduler import logprobs_of
 from tests.unit.gateway.served import echo_model
 

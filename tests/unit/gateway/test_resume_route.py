@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pagefleet_gateway.bounds import STREAM_WINDOW
+from pagefleet_gateway.bodies.bounds import STREAM_WINDOW
 from pagefleet_gateway.resume import MOST_CHOICES
 from pagefleet_worker.prepare import prepare
 from tests.unit.gateway.test_app import Cell, running_cell, wait_until

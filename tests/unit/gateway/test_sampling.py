@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pagefleet_gateway.generation import Limits
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.understanding import understand_completion
+from pagefleet_gateway.requests.generation import Limits
+from pagefleet_gateway.requests.understanding import understand_completion
 from pagefleet_worker.prepare import prepare
 from tests.unit.gateway.test_app import running_cell
 

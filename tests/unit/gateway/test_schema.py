@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from pagefleet.manifest import CHAT_TEMPLATE_FILE
 from pagefleet.wire import unpack_ints
+from pagefleet_gateway.bodies.parsing import MAX_FIELDS, parse
+from pagefleet_gateway.bodies.schema import UNSUPPORTED, ChatBody, CompletionBody
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.generation import Generation, Limits
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.parsing import MAX_FIELDS, parse
-from pagefleet_gateway.schema import UNSUPPORTED, ChatBody, CompletionBody
+from pagefleet_gateway.requests.generation import Generation, Limits
+from pagefleet_gateway.requests.understanding import understand_chat, understand_completion
 from pagefleet_gateway.tenants import prefix_salt
-from pagefleet_gateway.understanding import understand_chat, understand_completion
 from pagefleet_worker.prepare import prepare
 from tests.unit.gateway.served import echo_model
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from pagefleet.settings import GatewaySettings
-from pagefleet_gateway.answer import Answer
-from pagefleet_gateway.app import build_gateway
-from pagefleet_gateway.choice import Piece
-from pagefleet_gateway.client import Mailbox
-from pagefleet_gateway.generation import Limits
-from pagefleet_gateway.metrics import RequestTimer
+from pagefleet_gateway.answers.choice import Piece
+from pagefleet_gateway.cell.client import Mailbox
+from pagefleet_gateway.http.app import build_gateway
+from pagefleet_gateway.http.serving import Run, _written
 from pagefleet_gateway.record import Record
-from pagefleet_gateway.serving import Run, _written
-from pagefleet_gateway.understanding import understand_completion
+from pagefleet_gateway.rendering.answer import Answer
+from pagefleet_gateway.requests.generation import Limits
+from pagefleet_gateway.requests.understanding import understand_completion
+from pagefleet_gateway.telemetry.metrics import RequestTimer
 from tests.unit.gateway.served import echo_model
 
 

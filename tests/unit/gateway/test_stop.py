@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagefleet_gateway.stop import StopStrings
+from pagefleet_gateway.text.stop import StopStrings
 
 texts = st.text(alphabet="abé😀", max_size=30)
 stops = st.lists(st.text(alphabet="abé😀", min_size=1, max_size=5), max_size=4)

@@ -18,13 +18,13 @@ from pagefleet.wire import (
     pack_ints,
     unpack_floats,
 )
-from pagefleet_gateway.answer import Answer
-from pagefleet_gateway.choice import Piece
+from pagefleet_gateway.answers.choice import Piece
+from pagefleet_gateway.cell.link import News
 from pagefleet_gateway.errors import ApiError, unavailable
-from pagefleet_gateway.generation import Limits
-from pagefleet_gateway.link import News
-from pagefleet_gateway.stream import DONE, Renderer
-from pagefleet_gateway.understanding import understand_chat, understand_completion
+from pagefleet_gateway.rendering.answer import Answer
+from pagefleet_gateway.rendering.stream import DONE, Renderer
+from pagefleet_gateway.requests.generation import Limits
+from pagefleet_gateway.requests.understanding import understand_chat, understand_completion
 from tests.unit.gateway.fake_scheduler import expected_logprob, logprobs_of
 from tests.unit.gateway.served import echo_model
 

@@ -9,8 +9,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from pagefleet.params import MAX_GRAMMAR_CHARACTERS
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.generation import Generation, Limits
-from pagefleet_gateway.understanding import understand_chat, understand_completion
+from pagefleet_gateway.requests.generation import Generation, Limits
+from pagefleet_gateway.requests.understanding import understand_chat, understand_completion
 from tests.byte_grammars import Bytes, byte_grammars
 from tests.schemas import random_schema
 from tests.unit.gateway.served import echo_model

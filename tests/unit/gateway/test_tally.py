@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from pagefleet_gateway.tally import CounterTally, HistogramTally
+from pagefleet_gateway.telemetry.tally import CounterTally, HistogramTally
 
 LABELS = {"model_name": "m", "engine": "all"}
 BOUNDS = (0.001, 0.5, 1.0, 30.0)

@@ -2,7 +2,7 @@ from datetime import datetime
 
 import pytest
 
-from pagefleet_gateway.template import ChatTemplate, ChatTemplateError, TemplateSource
+from pagefleet_gateway.sandbox.template import ChatTemplate, ChatTemplateError, TemplateSource
 
 USER = {"messages": [{"role": "user", "content": 'say "é" <b>'}]}
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import normalizers, processors
 
-from pagefleet_gateway.tokenizer import PromptError, PromptTooLongError, Tokenizer
+from pagefleet_gateway.text.tokenizer import PromptError, PromptTooLongError, Tokenizer
 from tests.unit.gateway.conftest import BACKENDS, byte_level_tokenizer
 
 TEXTS = [
@@ -102,9 +102,9 @@ def test_ids_outside_the_vocabulary_have_no_bytes():
 
 
 def test_text_needs_neither_torch_nor_transformers():
-    modules = "chat_prompt, detokenizer, stop, template, tokenizer, vocabulary"
+    modules = "chat_prompt, detokenizer, stop, tokenizer, vocabulary"
     program = (
-        f"from pagefleet_gateway import {modules}\nimport sys\n"
+        f"from pagefleet_gateway.text import {modules}\nimport sys\n"
         "sys.exit(bool({'torch', 'transformers', 'numpy'} & sys.modules.keys()))"
     )
     subprocess.run(
@@ -115,9 +115,9 @@ def test_text_needs_neither_torch_nor_transformers():
 WORDS = """
 import random, re
 from pathlib import Path
-from pagefleet_gateway.chat_prompt import ChatPrompts
-from pagefleet_gateway.template import ChatTemplate
-from pagefleet_gateway.tokenizer import Tokenizer
+from pagefleet_gateway.text.chat_prompt import ChatPrompts
+from pagefleet_gateway.sandbox.template import ChatTemplate
+from pagefleet_gateway.text.tokenizer import Tokenizer
 from tests.unit.gateway.conftest import byte_level_tokenizer
 
 def resident():

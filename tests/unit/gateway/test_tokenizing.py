@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.generation import Limits
-from pagefleet_gateway.response_input import understand_response
-from pagefleet_gateway.tokenizing import (
+from pagefleet_gateway.http.tokenizing import (
     Detokenized,
     InputTokens,
     Tokenized,
@@ -18,7 +16,9 @@ from pagefleet_gateway.tokenizing import (
     detokenize,
     tokenize,
 )
-from pagefleet_gateway.understanding import understand_chat
+from pagefleet_gateway.requests.generation import Limits
+from pagefleet_gateway.requests.response_input import understand_response
+from pagefleet_gateway.requests.understanding import understand_chat
 from tests.unit.gateway.served import echo_model
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -11,16 +11,16 @@ import pytest
 from msgspec import UNSET
 
 from pagefleet.wire import Finish, Output, pack_ints
-from pagefleet_gateway.answer import Answer
-from pagefleet_gateway.chat_prompt import ChatPrompts
-from pagefleet_gateway.choice import Piece
+from pagefleet_gateway.answers.choice import Piece
+from pagefleet_gateway.answers.responses import CompletionTokensDetails
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.generation import Limits
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.responses import CompletionTokensDetails
-from pagefleet_gateway.stream import Renderer
-from pagefleet_gateway.template import ChatTemplate
-from pagefleet_gateway.understanding import understand_chat
+from pagefleet_gateway.rendering.answer import Answer
+from pagefleet_gateway.rendering.stream import Renderer
+from pagefleet_gateway.requests.generation import Limits
+from pagefleet_gateway.requests.understanding import understand_chat
+from pagefleet_gateway.sandbox.template import ChatTemplate
+from pagefleet_gateway.text.chat_prompt import ChatPrompts
 from pagefleet_worker.grammar import DisobeyedError, Grammars
 from tests.byte_grammars import byte_grammars
 from tests.schemas import random_schema

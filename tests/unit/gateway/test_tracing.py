@@ -18,10 +18,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from starlette.types import Receive, Scope, Send
 
-from pagefleet_gateway.edge import Edge
-from pagefleet_gateway.metrics import Metrics
+from pagefleet_gateway.http.edge import Edge
 from pagefleet_gateway.record import record_of
-from pagefleet_gateway.tracing import Tracer
+from pagefleet_gateway.telemetry.metrics import Metrics
+from pagefleet_gateway.telemetry.tracing import Tracer
 from pagefleet_worker.prepare import prepare
 from tests.unit.gateway.test_app import running_cell
 

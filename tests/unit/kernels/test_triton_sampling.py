@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pagefleet_kernels.triton_sampling import sample
-from pagefleet_worker import philox
+from pagefleet_worker.sampling import philox
 
 ROUNDING = 1e-5
 """How far the kernel's float32 probabilities may lie from float64's."""

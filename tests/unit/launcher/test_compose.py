@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from pagefleet.settings import GatewaySettings, SchedulerSettings, WorkerSettings, parse
-from pagefleet_gateway.edge import OPEN_PATHS
+from pagefleet_gateway.http.edge import OPEN_PATHS
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = yaml.safe_load((ROOT / "compose/compose.yml").read_text())

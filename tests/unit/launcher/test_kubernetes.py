@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pagefleet.settings import GatewaySettings, SchedulerSettings, WorkerSettings, parse
-from pagefleet_gateway.edge import OPEN_PATHS
+from pagefleet_gateway.http.edge import OPEN_PATHS
 from tests.unit.launcher.test_compose import SERVICES, instructions
 
 FILE = Path(__file__).parents[3] / "compose/kubernetes.yml"

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from pagefleet.settings import ServeSettings, parse
-from pagefleet_gateway.embedding_body import EmbeddingBody
-from pagefleet_gateway.openapi import document
-from pagefleet_gateway.schema import ChatBody, CompletionBody
+from pagefleet_gateway.bodies.embedding_body import EmbeddingBody
+from pagefleet_gateway.bodies.schema import ChatBody, CompletionBody
+from pagefleet_gateway.http.openapi import document
 from pagefleet_launcher.cli import USAGE
 from pagefleet_launcher.greeting import curl
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from pagefleet.wire import CACHED_BLOCK, Snapshot, Wait, WaitingSequence, WorkerMemory
-from pagefleet_gateway import memory as gateway_memory
+from pagefleet_gateway.http import memory as gateway_memory
 from pagefleet_launcher.cli import main
 from pagefleet_launcher.showing import UNREAD_STATUS
 from pagefleet_launcher.top import CLEAR, REASONS, Memory, render

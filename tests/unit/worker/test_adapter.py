@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM
 
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
-from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
+from pagefleet_worker.step.engine import TorchEngine
 from tests.cell import Cell
 from tests.driver import Driver
 from tests.models import ADAPTED, VOCAB_SIZE

@@ -4,8 +4,8 @@ from array import array
 import torch
 
 from pagefleet.params import SamplingParams
-from pagefleet_worker.batch import ROW_MULTIPLE, Batch, pad_rows
-from pagefleet_worker.slots import Row, Slot
+from pagefleet_worker.paging.batch import ROW_MULTIPLE, Batch, pad_rows
+from pagefleet_worker.paging.slots import Row, Slot
 
 CPU = torch.device("cpu")
 

@@ -12,14 +12,12 @@ from torch import Tensor
 
 from pagefleet.manifest import Weights
 from pagefleet_kernels.quantized import GROUP, Quantized
-from pagefleet_worker.checkpoints import format_of
-from pagefleet_worker.config import parse_config
-from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.prepare import prepare
-from pagefleet_worker.safetensors_files import TensorFiles
-from pagefleet_worker.shares import Share
-from pagefleet_worker.stored_matrix import Grouped
-from pagefleet_worker.weights import (
+from pagefleet_worker.checkpoints.formats import format_of
+from pagefleet_worker.checkpoints.safetensors_files import TensorFiles
+from pagefleet_worker.checkpoints.stored_matrix import Grouped
+from pagefleet_worker.model.config import parse_config
+from pagefleet_worker.model.shares import Share
+from pagefleet_worker.model.weights import (
     INT8,
     OWN,
     PLAIN,
@@ -28,6 +26,8 @@ from pagefleet_worker.weights import (
     Quantization,
     load_weights,
 )
+from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.prepare import prepare
 from tests.checkpoints import CHECKPOINTS, write_checkpoint
 from tests.models import make_model
 

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from pagefleet_worker.config import parse_config
-from pagefleet_worker.families import QkNorm
+from pagefleet_worker.model.config import parse_config
+from pagefleet_worker.model.families import QkNorm
 from pagefleet_worker.model_files import ModelError
 
 LLAMA = {

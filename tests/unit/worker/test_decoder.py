@@ -12,14 +12,14 @@ from transformers import AutoModelForCausalLM
 from pagefleet.manifest import Manifest
 from pagefleet.params import SamplingParams
 from pagefleet_kernels.dispatch import select
-from pagefleet_worker.batch import Batch
-from pagefleet_worker.config import load_config
-from pagefleet_worker.decoder import Decoder
-from pagefleet_worker.kv_scales import find_kv_scales
-from pagefleet_worker.pools import make_pool
+from pagefleet_worker.model.config import load_config
+from pagefleet_worker.model.decoder import Decoder
+from pagefleet_worker.model.weights import INT8, PLAIN, Quantization, load_weights
+from pagefleet_worker.paging.batch import Batch
+from pagefleet_worker.paging.kv_scales import find_kv_scales
+from pagefleet_worker.paging.pools import make_pool
+from pagefleet_worker.paging.slots import Row, Slot
 from pagefleet_worker.prepare import prepare
-from pagefleet_worker.slots import Row, Slot
-from pagefleet_worker.weights import INT8, PLAIN, Quantization, load_weights
 from tests.models import COUSINS, MIXTURES, VARIANTS, VOCAB_SIZE, make_model
 
 CPU = torch.device("cpu")

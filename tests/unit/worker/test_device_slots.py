@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from pagefleet.params import SamplingParams
-from pagefleet_worker.batch import Batch
-from pagefleet_worker.device_slots import DeviceSlots, pack_rows
-from pagefleet_worker.graphs import DecodeGraphs, graph_sizes
-from pagefleet_worker.slots import Row, Slot, Step
+from pagefleet_worker.paging.batch import Batch
+from pagefleet_worker.paging.device_slots import DeviceSlots, pack_rows
+from pagefleet_worker.paging.slots import Row, Slot, Step
+from pagefleet_worker.step.graphs import DecodeGraphs, graph_sizes
 from tests.gpu_twin import Recorder
 
 SLOTS, WIDTH, BLOCK_SIZE, BLOCKS = 6, 5, 4, 50

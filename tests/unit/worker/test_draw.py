@@ -4,7 +4,7 @@ import random
 from array import array
 
 from pagefleet.params import SamplingParams
-from pagefleet_worker.draw import Draw
+from pagefleet_worker.sampling.draw import Draw
 
 
 def draw_of(words: list[list[int]], history: "array[int]") -> Draw:

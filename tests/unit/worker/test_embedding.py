@@ -19,9 +19,9 @@ from pagefleet.manifest import Manifest
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet.wire import unpack_floats
-from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.prepare import prepare
+from pagefleet_worker.step.engine import TorchEngine
 from tests.cell import Cell
 from tests.driver import Driver, Stream
 from tests.gpu_twin import Recorder, as_on_gpu

@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditiona
 from pagefleet.params import Guide, SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet.wire import Logprobs, Plan, pack_ints, unpack_floats, unpack_ints
-from pagefleet_worker.decoder import Decoder
-from pagefleet_worker.draw import NO_TOKEN
-from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import PlanError
 from pagefleet_worker.loading import Limits, load_engine, run_full_step
+from pagefleet_worker.model.decoder import Decoder
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
+from pagefleet_worker.sampling.draw import NO_TOKEN
+from pagefleet_worker.step.engine import TorchEngine
 from tests.driver import Driver, Stream
 from tests.gpu_twin import Recorder, as_on_gpu
 from tests.models import COUSINS, VARIANTS, VOCAB_SIZE, make_model

@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from pagefleet.manifest import Weights
 from pagefleet_kernels.quantized import Quantized
-from pagefleet_worker.config import parse_config
-from pagefleet_worker.gguf_model import gguf_model
+from pagefleet_worker.model.config import parse_config
+from pagefleet_worker.model.shares import Share
+from pagefleet_worker.model.weights import OWN_OR_INT8, LayerWeights, load_weights
 from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.shares import Share
-from pagefleet_worker.weights import OWN_OR_INT8, LayerWeights, load_weights
+from pagefleet_worker.preparation.gguf_model import gguf_model
 from tests.models import MIXTURES, make_model
 from tests.unit.worker.test_weights import CPU, config_of, files_of, load, write_gguf
 

@@ -15,7 +15,7 @@ from gguf import (
     GGUFWriter,
 )
 
-from pagefleet_worker.gguf_file import read_gguf
+from pagefleet_worker.checkpoints.gguf_file import read_gguf
 from pagefleet_worker.model_files import ModelError
 
 KINDS = [GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_1", "Q6_K")]

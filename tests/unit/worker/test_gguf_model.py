@@ -13,12 +13,12 @@ from tokenizers import Tokenizer
 from pagefleet.byte_alphabet import CHARACTER_OF_BYTE
 from pagefleet.manifest import Manifest
 from pagefleet_kernels.layers import Activation
-from pagefleet_worker.config import parse_config
-from pagefleet_worker.gguf_model import gguf_model
-from pagefleet_worker.gguf_tokenizer import gguf_tokenizer
+from pagefleet_worker.model.config import parse_config
+from pagefleet_worker.model.rope import LongRope
 from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.preparation.gguf_model import gguf_model
+from pagefleet_worker.preparation.gguf_tokenizer import gguf_tokenizer
 from pagefleet_worker.prepare import prepare
-from pagefleet_worker.rope import LongRope
 
 MERGES = ["h e", "l l", "Ġ t", "Ġt he", "1 2", "12 3", "Ã ©", "' s", "Ċ Ċ", "Ġ Ġ"]
 SPECIAL = ["<s>", "</s>", "<|eot|>"]

@@ -22,7 +22,6 @@ from pagefleet.manifest import CONFIG_FILE, Manifest
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings, flags
 from pagefleet.wire import Plan, unpack_floats
-from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.follower import follow
 from pagefleet_worker.group import (
     Follower,
@@ -34,11 +33,12 @@ from pagefleet_worker.group import (
 )
 from pagefleet_worker.interface import DeviceLostError, PlanError
 from pagefleet_worker.loading import load_engine
+from pagefleet_worker.model.ranks import ALONE
+from pagefleet_worker.model.shares import Share
 from pagefleet_worker.model_files import ModelError, fingerprint
-from pagefleet_worker.pending import Pending
 from pagefleet_worker.prepare import prepare
-from pagefleet_worker.ranks import ALONE
-from pagefleet_worker.shares import Share
+from pagefleet_worker.step.engine import TorchEngine
+from pagefleet_worker.step.pending import Pending
 from tests.checkpoints import CHECKPOINTS, write_checkpoint
 from tests.driver import Driver, Stream
 from tests.gpu_twin import as_on_gpu

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 
 from pagefleet.params import Guide, SamplingParams
 from pagefleet.settings import WorkerSettings
-from pagefleet_worker.draw import Draw
-from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.loading import load_engine
-from pagefleet_worker.shaping import shape
+from pagefleet_worker.sampling.draw import Draw
+from pagefleet_worker.sampling.shaping import shape
+from pagefleet_worker.step.engine import TorchEngine
 from tests.driver import Driver, Stream
 from tests.gpu_twin import as_on_gpu
 from tests.models import EOS, VOCAB_SIZE

@@ -8,7 +8,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from pagefleet_worker.k_quants import K_QUANTS, quantized_q4_k
+from pagefleet_worker.checkpoints.k_quants import K_QUANTS, quantized_q4_k
 
 FACTORS = {"Q4_K": slice(0, 4), "Q5_K": slice(0, 4), "Q6_K": slice(208, 210)}
 """Where a block has its float16s."""

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from pagefleet.settings import WorkerSettings
-from pagefleet_worker.kv_scales import LARGEST, find_kv_scales, scales_for
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.paging.kv_scales import LARGEST, find_kv_scales, scales_for
 
 SETTINGS = WorkerSettings(num_blocks=40, max_num_seqs=4, device="cpu", dtype="float32")
 

@@ -9,11 +9,11 @@ import torch
 
 from pagefleet.settings import WorkerSettings
 from pagefleet_worker import model_loading
-from pagefleet_worker.config import load_config
 from pagefleet_worker.loading import Limits, load_engine
+from pagefleet_worker.model.config import load_config
+from pagefleet_worker.model.weights import PLAIN
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.model_loading import choose_dtype, choose_quantization
-from pagefleet_worker.weights import PLAIN
 
 
 @pytest.mark.parametrize(

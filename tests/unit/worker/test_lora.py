@@ -20,17 +20,17 @@ from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet.wire import unpack_floats
 from pagefleet_kernels.dispatch import select
-from pagefleet_worker.config import DecoderConfig, load_config
-from pagefleet_worker.decoder import Decoder
-from pagefleet_worker.engine import TorchEngine
 from pagefleet_worker.interface import PlanError
 from pagefleet_worker.loading import load_engine
-from pagefleet_worker.lora import read_adapter
+from pagefleet_worker.model.config import DecoderConfig, load_config
+from pagefleet_worker.model.decoder import Decoder
+from pagefleet_worker.model.lora import read_adapter
+from pagefleet_worker.model.ranks import Ranks
+from pagefleet_worker.model.shares import Share
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.model_loading import Means, load_model
 from pagefleet_worker.prepare import prepare
-from pagefleet_worker.ranks import Ranks
-from pagefleet_worker.shares import Share
+from pagefleet_worker.step.engine import TorchEngine
 from tests.driver import Driver, Stream
 from tests.gpu_twin import Recorder, as_on_gpu
 from tests.lora import KINDS, make_adapter, with_adapters

@@ -1,4 +1,4 @@
-from pagefleet_worker.philox import draw_bits, philox4x32, uniform
+from pagefleet_worker.sampling.philox import draw_bits, philox4x32, uniform
 
 # Random123, tests/kat_vectors: philox4x32 with 10 rounds (counter, key, result).
 VECTORS = (

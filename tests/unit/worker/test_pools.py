@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pagefleet.settings import WorkerSettings
-from pagefleet_worker.config import load_config
+from pagefleet_worker.model.config import load_config
 from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.pools import choose_size, make_host_pool, make_pool, populate
+from pagefleet_worker.paging.pools import choose_size, make_host_pool, make_pool, populate
 
 CPU = torch.device("cpu")
 

@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet.wire import unpack_floats
-from pagefleet_worker.checkpoint_compressed import CompressedTensors
-from pagefleet_worker.config import load_config
-from pagefleet_worker.engine import TorchEngine
+from pagefleet_worker.checkpoints.compressed import CompressedTensors
 from pagefleet_worker.loading import load_engine
+from pagefleet_worker.model.config import load_config
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
+from pagefleet_worker.step.engine import TorchEngine
 from tests.checkpoints import CHECKPOINTS, Checkpoint, write_checkpoint
 from tests.driver import Driver, Stream
 from tests.models import MIXTURES, VOCAB_SIZE, make_model

@@ -17,15 +17,15 @@ from pagefleet.manifest import Manifest
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet_kernels.dispatch import Kernels, select
-from pagefleet_worker.config import load_config
-from pagefleet_worker.decoder import Decoder
-from pagefleet_worker.engine import TorchEngine
-from pagefleet_worker.graphs import graph_sizes
 from pagefleet_worker.interface import EngineFacts
 from pagefleet_worker.loading import load_engine
-from pagefleet_worker.pools import make_pool
-from pagefleet_worker.rehearsal import rehearse
-from pagefleet_worker.weights import load_weights
+from pagefleet_worker.model.config import load_config
+from pagefleet_worker.model.decoder import Decoder
+from pagefleet_worker.model.weights import load_weights
+from pagefleet_worker.paging.pools import make_pool
+from pagefleet_worker.step.engine import TorchEngine
+from pagefleet_worker.step.graphs import graph_sizes
+from pagefleet_worker.step.rehearsal import rehearse
 from tests.driver import Driver
 from tests.gpu_twin import as_on_gpu
 

@@ -15,11 +15,11 @@ from transformers.generation import logits_process as oracle
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import unpack_floats, unpack_ints
-from pagefleet_worker.draw import NO_TOKEN, Draw
-from pagefleet_worker.logprobs import DrawLogprobs, rank
-from pagefleet_worker.philox import draw_bits
-from pagefleet_worker.sampler import random_bits, sample, weights_left
-from pagefleet_worker.selection import (
+from pagefleet_worker.sampling.draw import NO_TOKEN, Draw
+from pagefleet_worker.sampling.logprobs import DrawLogprobs, rank
+from pagefleet_worker.sampling.philox import draw_bits
+from pagefleet_worker.sampling.sampler import random_bits, sample, weights_left
+from pagefleet_worker.sampling.selection import (
     WEIGHT_ONE,
     chunk_rows,
     inverse_transform,
@@ -27,7 +27,7 @@ from pagefleet_worker.selection import (
     top,
     weights_of,
 )
-from pagefleet_worker.shaping import shape
+from pagefleet_worker.sampling.shaping import shape
 
 SIZES = (7, 256, 1000, 1537, 5000)
 

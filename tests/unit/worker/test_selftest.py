@@ -12,11 +12,11 @@ from torch import Tensor
 
 from pagefleet.manifest import Manifest, Weights
 from pagefleet.settings import WorkerSettings
-from pagefleet_worker.batch import Batch
-from pagefleet_worker.causal_model import CausalModel, ModelShape
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.model_files import ModelError, fingerprint
-from pagefleet_worker.selftest import is_exact
+from pagefleet_worker.paging.batch import Batch
+from pagefleet_worker.paging.causal_model import CausalModel, ModelShape
+from pagefleet_worker.step.selftest import is_exact
 
 Prepared = Callable[[str], Path]
 

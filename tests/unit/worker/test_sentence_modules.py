@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.sentence_modules import is_last_token_embedding
+from pagefleet_worker.preparation.sentence_modules import is_last_token_embedding
 
 
 def folder_of(folder: Path, modules: list[str], pooling: dict[str, Any] | None) -> Path:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagefleet.manifest import Weights
-from pagefleet_worker.config import DecoderConfig, load_config
+from pagefleet_worker.model.config import DecoderConfig, load_config
+from pagefleet_worker.model.shares import Share
+from pagefleet_worker.model.weights import LayerWeights, load_weights
 from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.shares import Share
-from pagefleet_worker.weights import LayerWeights, load_weights
 from tests.unit.worker.test_weights import CPU, files_of, write_gguf
 
 Prepared = Callable[[str], Path]

@@ -23,19 +23,19 @@ from pagefleet.wire import (
     unpack_floats,
     unpack_ints,
 )
-from pagefleet_worker.costs import Roofline, distserve_opt_13b
-from pagefleet_worker.draw import NO_TOKEN
-from pagefleet_worker.echo import EchoEngine
-from pagefleet_worker.echo_decoder import (
+from pagefleet_worker.interface import EngineFacts, PlanError
+from pagefleet_worker.paging.slots import Row, Slot
+from pagefleet_worker.sampling.draw import NO_TOKEN
+from pagefleet_worker.simulated.costs import Roofline, distserve_opt_13b
+from pagefleet_worker.simulated.echo import EchoEngine
+from pagefleet_worker.simulated.echo_decoder import (
     EMBEDDING_SIZE,
     EchoDecoder,
     echo_embedding,
     echo_prompt_logprobs,
     echo_tokens,
 )
-from pagefleet_worker.interface import EngineFacts, PlanError
-from pagefleet_worker.simulated import build_simulated
-from pagefleet_worker.slots import Row, Slot
+from pagefleet_worker.simulated.engines import build_simulated
 from tests.driver import Driver
 
 DECODER = EchoDecoder(260, (257, 259))
@@ -622,7 +622,7 @@ def test_cost_models_agree_with_hand_calculation() -> None:
 
 def test_neither_torch_nor_numpy_is_imported() -> None:
     code = (
-        "import sys, pagefleet_worker.simulated;"
+        "import sys, pagefleet_worker.simulated.engines;"
         "print(sorted({'torch', 'numpy', 'transformers'} & sys.modules.keys()))"
     )
     environment = {"PYTHONPATH": ":".join(sys.path)}

@@ -9,7 +9,7 @@ from pagefleet.params import Guide, SamplingParams
 from pagefleet.wire import SAMPLED, Open, Plan, checksum, pack_ints
 from pagefleet_worker.grammar import GuideError
 from pagefleet_worker.interface import PlanError
-from pagefleet_worker.slots import Row, Slot, Slots
+from pagefleet_worker.paging.slots import Row, Slot, Slots
 from tests.byte_grammars import byte_grammars
 
 PARAMS = SamplingParams(max_tokens=8, seed=1)

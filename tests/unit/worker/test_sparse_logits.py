@@ -9,10 +9,10 @@ import torch
 
 from pagefleet.params import SamplingParams
 from pagefleet.wire import unpack_floats, unpack_ints
-from pagefleet_worker.draw import NO_TOKEN, Draw
-from pagefleet_worker.logprobs import DrawLogprobs
-from pagefleet_worker.sampler import sample
-from pagefleet_worker.sparse_logits import FLOOR, SparseLogits, pack_logprobs
+from pagefleet_worker.sampling.draw import NO_TOKEN, Draw
+from pagefleet_worker.sampling.logprobs import DrawLogprobs
+from pagefleet_worker.sampling.sampler import sample
+from pagefleet_worker.sampling.sparse_logits import FLOOR, SparseLogits, pack_logprobs
 
 SIZE = 300
 

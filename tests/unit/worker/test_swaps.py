@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from pagefleet.params import SamplingParams
-from pagefleet_worker.pools import bring_in, make_host_pool, swap_blocks, take_out
-from pagefleet_worker.slots import Row, Slot, Step
-from pagefleet_worker.swaps import AtOnce, Swaps
+from pagefleet_worker.paging.pools import bring_in, make_host_pool, swap_blocks, take_out
+from pagefleet_worker.paging.slots import Row, Slot, Step
+from pagefleet_worker.paging.swaps import AtOnce, Swaps
 
 POOL = (3, 2, 6, 2, 4, 8)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pagefleet_worker.team import Climb, Team
+from pagefleet_worker.step.team import Climb, Team
 
 Times = Callable[[int], float]
 """Seconds of a step on so many threads."""

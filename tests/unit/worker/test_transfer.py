@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagefleet_worker.interface import DeviceLostError
-from pagefleet_worker.transfer import (
+from pagefleet_worker.paging.transfer import (
     Download,
     all_to_device,
     pack,

@@ -14,9 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from pagefleet.manifest import Weights
 from pagefleet_kernels.quantized import Quantized
-from pagefleet_worker.config import DecoderConfig, parse_config
-from pagefleet_worker.model_files import ModelError
-from pagefleet_worker.weights import (
+from pagefleet_worker.model.config import DecoderConfig, parse_config
+from pagefleet_worker.model.weights import (
     INT8,
     OWN_OR_INT8,
     PLAIN,
@@ -24,6 +23,7 @@ from pagefleet_worker.weights import (
     Quantization,
     load_weights,
 )
+from pagefleet_worker.model_files import ModelError
 from tests.models import make_model
 
 CPU = torch.device("cpu")

@@ -1,0 +1,110 @@
+"""A chat's answer is more than text: thoughts, content, and calls of tools, in that order."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from pagefleet_gateway.answers.choice import Piece
+from pagefleet_gateway.answers.responses import ChatAnswer, Delta, FunctionDelta, ToolCallDelta
+from pagefleet_gateway.bodies.tools import FunctionCall, ToolCall, call_id
+from pagefleet_gateway.text.reasoning import ReasoningParser, Thought
+from pagefleet_gateway.tool_parsers.parser import Script, Spoken, ToolParser
+
+
+@dataclass(frozen=True)
+class MessageForm:
+    """How an answer is to be read."""
+
+    thinks_at_once: bool | None = None
+    """See `reasoning`; None: it has no thoughts."""
+    script: Callable[[ToolParser], Script] | None = None
+    """How its calls are written; None: it has none."""
+    parallel: bool = True
+    """Calls after the first are kept."""
+    shows_thoughts: bool = True
+
+
+class MessageReader:
+    """Reads the pieces of one choice, in their order."""
+
+    def __init__(self, form: MessageForm) -> None:
+        at_once = form.thinks_at_once
+        self._reasoning = None if at_once is None else ReasoningParser(at_once)
+        self._tools = None if form.script is None else ToolParser(form.script)
+        self._parallel = form.parallel
+        self._shows_thoughts = form.shows_thoughts
+        self._called = False
+        self.thought_tokens = 0
+        """In which it thought; exact where each piece is of one token."""
+
+    def read(self, piece: Piece) -> None:
+        """Part the piece's text into reasoning, content and calls, in place."""
+        thoughts, piece.text = self._think(piece)
+        piece.reasoning = thoughts if self._shows_thoughts else ""
+        if self._tools is None:
+            return
+        spoken = self._tools.push(piece.text)
+        if piece.finish is not None:
+            spoken += self._tools.finish()
+        self._speak(piece, spoken, self._tools.in_call)
+
+    def _think(self, piece: Piece) -> Thought:
+        if self._reasoning is None:
+            return Thought("", piece.text)
+        thinks = self._reasoning.thinks
+        thought = self._reasoning.push(piece.text)
+        if thinks or self._reasoning.thinks:
+            self.thought_tokens += len(piece.tokens)
+        if piece.finish is None:
+            return thought
+        rest = self._reasoning.finish()
+        return Thought(thought.reasoning + rest.reasoning, thought.content + rest.content)
+
+    def _speak(self, piece: Piece, spoken: list[Spoken], in_call: bool) -> None:
+        piece.text = "".join(each for each in spoken if isinstance(each, str))
+        piece.spoken = [
+            each for each in spoken if isinstance(each, str) or self._parallel or each.index == 0
+        ]
+        self._called = self._called or bool(piece.calls)
+        cut = in_call and isinstance(piece.stop_reason, str)
+        if self._called and piece.finish == "stop" and not cut:
+            piece.finish = "tool_calls"
+
+
+def delta_of(piece: Piece, generation: str, choice: int) -> Delta:
+    """What a piece adds to a choice of the answer `generation`."""
+    calls = [
+        ToolCallDelta(call.index, FunctionDelta(call.arguments))
+        if call.name is None
+        else ToolCallDelta(
+            call.index,
+            FunctionDelta(call.arguments, call.name),
+            call_id(generation, choice, call.index),
+            "function",
+        )
+        for call in piece.calls
+    ]
+    return Delta(
+        content=piece.text or UNSET,
+        reasoning_content=piece.reasoning or UNSET,
+        reasoning=piece.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def answer_of(piece: Piece, before: str, generation: str, choice: int) -> ChatAnswer:
+    """The whole of a choice, whose text goes on with `before`."""
+    calls: list[ToolCall] = []
+    for delta in piece.calls:
+        if delta.name is not None:
+            id = call_id(generation, choice, delta.index)
+            calls.append(ToolCall(id, FunctionCall(delta.name, "")))
+        calls[-1].function.arguments += delta.arguments
+    content = before + piece.text
+    return ChatAnswer(
+        content or (None if calls else ""),
+        reasoning_content=piece.reasoning or UNSET,
+        reasoning=piece.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )

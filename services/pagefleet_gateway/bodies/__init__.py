@@ -1,0 +1,1 @@
+"""What clients may send: types, ranges and bounds of every route."""

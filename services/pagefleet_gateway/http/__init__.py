@@ -1,0 +1,1 @@
+"""The routes, and all that stands between a socket and a route."""

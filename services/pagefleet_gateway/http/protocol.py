@@ -1,0 +1,136 @@
+"""HTTP/1.1 with limits on how many clients there may be, and how slow each.
+
+uvicorn waits for ever for a header, and for a client to read its answer. Here a header has
+`HEADER_SECONDS` to be whole, a connection is idle for `IDLE_SECONDS` at most, and one that takes
+nothing of its answer for `STUCK_SECONDS` is cut. Beyond the limit on connections, one more is
+answered with a 503 at once. A request that was answered before it was whole, because of its size,
+its key or its slowness, has `HEADER_SECONDS` to end, however little of it comes at a time.
+
+What is refused here is so before the page is known that asks: pages can read why if any may ask.
+"""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pagefleet_gateway.errors import ApiError, http_error, unavailable
+from pagefleet_gateway.http.coalescing import CoalescingTransport
+
+HEADER_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 10
+STUCK_SECONDS: Final = 60.0
+HEADER_BYTES: Final = 64 * 1024
+
+CLOSE: Final = (b"connection", b"close")
+"""The header of an answer with which its connection ends."""
+
+ANY_PAGE: Final = (b"access-control-allow-origin", b"*")
+
+
+class GuardedProtocol(H11Protocol):
+    """One connection. A subclass sets the limits."""
+
+    max_connections: ClassVar[int]
+    for_pages: ClassVar[Sequence[tuple[bytes, bytes]]] = ()
+    """Headers that let pages read a refusal."""
+    header_seconds: ClassVar[float] = HEADER_SECONDS
+    stuck_seconds: ClassVar[float] = STUCK_SECONDS
+    _header_alarm: asyncio.TimerHandle | None = None
+    _stuck_alarm: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def limited(cls, max_connections: int, allowed_origins: str | None) -> "type[GuardedProtocol]":
+        """The protocol of a server with so many connections at most."""
+        any_may = "*" in map(str.strip, (allowed_origins or "").split(","))
+        limits = {"max_connections": max_connections, "for_pages": [ANY_PAGE] * any_may}
+        return type("LimitedProtocol", (cls,), limits)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connected: its first header is due."""
+        super().connection_made(CoalescingTransport(transport, self.loop))
+        if len(self.connections) > self.max_connections:
+            self._refuse(unavailable("Too many connections are open.", "too_many_connections"))
+        self._watch_header()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came in: perhaps a header began, or is whole."""
+        super().data_received(data)
+        self._watch_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is no more."""
+        self._rest()
+        super().connection_lost(exc)
+        self.resume_writing()
+
+    def end_with_answer(self) -> None:
+        """Close the connection after the next answer that begins, and say so in its header.
+
+        A client that is not told would ask again just when the connection is closed.
+        """
+        if self.conn.our_state is h11.SEND_RESPONSE:
+            self.cycle.default_headers = [*self.cycle.default_headers, CLOSE]
+
+    def pause_writing(self) -> None:
+        """The client does not take what was sent."""
+        super().pause_writing()
+        if self._stuck_alarm is None:
+            self._stuck_alarm = self.loop.call_later(self.stuck_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        super().resume_writing()
+        if self._stuck_alarm is not None:
+            self._stuck_alarm.cancel()
+            self._stuck_alarm = None
+
+    def on_response_complete(self) -> None:
+        """An answer is whole; its request, if it is not, has as long as a header."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self.loop.call_later(self.header_seconds, self._end_unless_read, self.cycle)
+
+    def _end_unless_read(self, cycle: object) -> None:
+        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, or too much of it; called while its error is handled."""
+        error = sys.exception()
+        too_large = isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431
+        self._refuse(http_error(431 if too_large else 400, str(error or msg)))
+
+    def _watch_header(self) -> None:
+        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            self._rest()
+        elif self._header_alarm is None:
+            self._header_alarm = self.loop.call_later(self.header_seconds, self._header_is_late)
+
+    def _rest(self) -> None:
+        if self._header_alarm is not None:
+            self._header_alarm.cancel()
+            self._header_alarm = None
+
+    def _header_is_late(self) -> None:
+        text = f"The header was not whole after {self.header_seconds:g} seconds."
+        self._refuse(http_error(408, text, "header_timeout"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer with an error, unless another answer has begun, and close."""
+        if self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY):
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            headers = [*error.headers(error.body), *self.for_pages, CLOSE]
+            events: list[Any] = [
+                h11.Response(status_code=error.status, headers=headers),
+                h11.Data(data=error.body),
+                h11.EndOfMessage(),
+            ]
+            for event in events:
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()

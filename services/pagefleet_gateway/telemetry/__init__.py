@@ -1,0 +1,1 @@
+"""What a gateway tells of itself and its cell: metrics, traces, the live page."""

@@ -1,0 +1,1 @@
+"""Models of transformers over the paged pool."""

@@ -1,0 +1,1 @@
+"""Tensors as files hold them: safetensors, GGUF, and quantized in each format."""

@@ -1,0 +1,1 @@
+"""The project's own decoder: its configs, weights and layers, whole or shared by ranks."""

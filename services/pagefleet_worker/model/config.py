@@ -1,0 +1,306 @@
+"""What the decoder must know of a model: `DecoderConfig`, read from a config in HF's terms.
+
+Models of many families (`families`) are one computation with a few switches: where norms are and
+how they round, biases, windows and ropes of each layer, an activation, factors and soft caps. A
+config that asks for anything else is refused: a model that runs almost right is worse than one that
+does not start.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from pagefleet.manifest import CONFIG_FILE
+from pagefleet_kernels.layers import Activation
+from pagefleet_worker.checkpoints.formats import format_of
+from pagefleet_worker.checkpoints.stored_matrix import Format
+from pagefleet_worker.model.expert_config import ExpertFields, ExpertShape
+from pagefleet_worker.model.families import (
+    FAMILIES,
+    FULL,
+    SLIDING,
+    Family,
+    HfConfig,
+    QkNorm,
+    turned_layers,
+)
+from pagefleet_worker.model.rope import VARIANTS, LongRope, Rope
+from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.paging.causal_model import ModelShape
+
+ARCHITECTURES = tuple(FAMILIES)
+"""Values of `model_type` that are supported."""
+
+_Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(ModelShape):
+    """Sizes and switches of one decoder; the switches are off by default.
+
+    pre_norms: whether attention and feed-forward part read normed numbers.
+    post_norms: whether what they give is normed before it is added.
+    norm_offset: what is added to the weights of norms before they multiply.
+    wide_norms: whether norms are rounded once, behind their weights, which are float32.
+    ropes: of each layer.
+    scale: see `reference.attention`, as for `softcap`.
+    embedding_scale: the factor on embedded tokens, rounded to the numbers' type.
+    residual_factor: the factor on what attention and feed-forward part add.
+    logits_softcap: logits become cap * tanh(logit / cap), after they are divided by
+        `logits_divisor`; 0 means off.
+    experts: those of each layer, None where the feed-forward part is dense; empty if all are.
+    fused: whether the files hold queries, keys and values as one matrix, as gates and values.
+    format: how matrices are stored that are quantized; None if none are.
+    """
+
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    norm_eps: float
+    ropes: tuple[Rope, ...]
+    max_positions: int
+    scale: float
+    tied_embeddings: bool
+    pre_norms: bool = True
+    post_norms: bool = False
+    norm_offset: float = 0.0
+    wide_norms: bool = False
+    qk_norm: QkNorm = QkNorm.NONE
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    activation: Activation = Activation.SILU
+    softcap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_factor: float = 1.0
+    logits_divisor: float = 1.0
+    logits_softcap: float = 0.0
+    experts: tuple[ExpertShape | None, ...] = ()
+    fused: bool = False
+    format: Format | None = None
+
+    def experts_of(self, layer: int) -> ExpertShape | None:
+        """Those of a layer, if it has some."""
+        return self.experts[layer] if self.experts else None
+
+    @property
+    def inner_sizes(self) -> set[int]:
+        """How wide feed-forward parts are inside, each expert by itself."""
+        parts = self.experts or (None,)
+        return {self.intermediate_size if each is None else each.inner_size for each in parts}
+
+    @property
+    def modules(self) -> dict[str, tuple[str, ...]]:
+        """The modules, as files name them, that each matrix of a layer is stacked of."""
+        heads = ("qkv",) if self.fused else ("q", "k", "v")
+        gates = ("gate_up",) if self.fused else ("gate", "up")
+        return {
+            "qkv": tuple(f"self_attn.{name}_proj" for name in heads),
+            "output": ("self_attn.o_proj",),
+            "gate_up": tuple(f"mlp.{name}_proj" for name in gates),
+            "down": ("mlp.down_proj",),
+        }
+
+    def qkv_order(self, layer: int) -> Tensor | None:
+        """Which of the rows of queries, keys and values that files have comes where, in a layer:
+        int64 [rows]; None if they lie as they should. See `Rope.order`.
+        """
+        order = self.ropes[layer].order(self.head_dim)
+        if order is None:
+            return None
+        begins = torch.arange(self.heads + self.kv_heads).unsqueeze(1) * self.head_dim
+        rows = (begins + order).flatten()
+        return torch.cat((rows, len(rows) + torch.arange(self.kv_size)))
+
+    @property
+    def stretched(self) -> bool:
+        """Whether positions turn as those of long sequences, by the longest one that is served."""
+        return any(isinstance(rope, LongRope) and rope.long for rope in self.ropes)
+
+    def within(self, length: int) -> "DecoderConfig":
+        """The same for sequences of up to so many tokens."""
+        return replace(self, ropes=tuple(rope.within(length) for rope in self.ropes))
+
+
+def load_config(folder: Path) -> DecoderConfig:
+    """The config of the prepared model in `folder`.
+
+    Raises:
+        ModelError: the decoder does not cover this model; a sentence says why.
+    """
+    return parse_config(json.loads((folder / CONFIG_FILE).read_bytes()))
+
+
+def parse_config(values: dict[str, Any]) -> DecoderConfig:
+    """Read a config in Hugging Face's terms.
+
+    Raises:
+        ModelError: the decoder does not cover this model; a sentence says why.
+    """
+    architecture = values.get("model_type")
+    if architecture not in FAMILIES:
+        raise ModelError(
+            f"The architecture {architecture!r} is not supported; these are: "
+            f"{', '.join(ARCHITECTURES)}."
+        )
+    family = FAMILIES[architecture]
+    if values.get("is_causal") is False or values.get("use_bidirectional_attention"):
+        raise ModelError("Its tokens see those that follow them; only causal attention is served.")
+    raw = _convert(family.fields(values), HfConfig)
+    if raw.num_attention_heads % (raw.num_key_value_heads or 1):
+        raise ModelError(
+            f"{raw.num_attention_heads} attention heads cannot share "
+            f"{raw.num_key_value_heads} key/value heads evenly: the config is malformed."
+        )
+    head_dim = raw.head_dim or raw.hidden_size // raw.num_attention_heads
+    kinds = _kinds(family, raw)
+    switches = {
+        "qkv_bias": raw.attention_bias or raw.qkv_bias,
+        "output_bias": raw.attention_bias,
+        "embedding_scale": (
+            raw.hidden_size**0.5 if family.root_embedding else raw.embedding_multiplier
+        ),
+        **family.always,
+    }
+    return DecoderConfig(
+        architecture=architecture,
+        vocab_size=raw.vocab_size,
+        hidden_size=raw.hidden_size,
+        intermediate_size=raw.intermediate_size,
+        layers=raw.num_hidden_layers,
+        heads=raw.num_attention_heads,
+        kv_heads=raw.num_key_value_heads or raw.num_attention_heads,
+        head_dim=head_dim,
+        norm_eps=raw.rms_norm_eps,
+        ropes=_ropes(family, values, raw, kinds),
+        max_positions=raw.max_position_embeddings,
+        windows=tuple((raw.sliding_window or 0) * (kind == SLIDING) for kind in kinds),
+        scale=raw.attention_multiplier or (raw.query_pre_attn_scalar or head_dim) ** -0.5,
+        tied_embeddings=raw.tie_word_embeddings,
+        dtype=values.get("dtype") or values.get("torch_dtype"),
+        mlp_bias=raw.mlp_bias,
+        activation=_activation(family, raw),
+        softcap=raw.attn_logit_softcapping or 0.0,
+        residual_factor=raw.residual_multiplier,
+        logits_divisor=raw.logits_scaling,
+        logits_softcap=raw.final_logit_softcapping or 0.0,
+        experts=_experts(raw),
+        format=format_of(values),
+        **switches,
+    )
+
+
+def _experts(raw: HfConfig) -> tuple[ExpertShape | None, ...]:
+    count = raw.num_experts or raw.num_local_experts
+    if not count:
+        return ()
+    return ExpertFields(
+        count,
+        raw.num_experts_per_tok,
+        raw.moe_intermediate_size or raw.intermediate_size,
+        raw.norm_topk_prob,
+        raw.shared_expert_intermediate_size,
+        raw.decoder_sparse_step,
+        raw.mlp_only_layers or [],
+    ).layers(raw.num_hidden_layers)
+
+
+def _activation(family: Family, raw: HfConfig) -> Activation:
+    name = raw.hidden_activation or raw.hidden_act
+    if name not in family.activations:
+        raise ModelError(
+            f"The activation {name!r} is not supported; these are: "
+            f"{', '.join(map(repr, family.activations))}."
+        )
+    return family.activations[name]
+
+
+def _kinds(family: Family, raw: HfConfig) -> list[str]:
+    """Which layers have a window."""
+    if not (raw.sliding_window and raw.use_sliding_window) and family.local_theta is None:
+        return [FULL] * raw.num_hidden_layers
+    kinds = raw.layer_types or family.layer_types(raw)
+    if unknown := sorted(set(kinds) - {FULL, SLIDING}):
+        raise ModelError(f"Layers of {', '.join(unknown)} are not supported.")
+    _check_all_layers("layer_types", kinds, raw)
+    return kinds
+
+
+def _check_all_layers(field: str, found: Sequence[object], raw: HfConfig) -> None:
+    if len(found) != raw.num_hidden_layers:
+        raise ModelError(
+            f"It has {raw.num_hidden_layers} layers, and {field} names {len(found)}: the config is "
+            "malformed."
+        )
+
+
+def _ropes(
+    family: Family, values: dict[str, Any], raw: HfConfig, kinds: list[str]
+) -> tuple[Rope, ...]:
+    ropes = {kind: _rope(family, values, raw, kind) for kind in set(kinds)}
+    turned_ones = turned_layers(raw)
+    _check_all_layers("no_rope_layers", turned_ones, raw)
+    still = Rope(rope_theta=family.theta, partial_rotary_factor=0.0)
+    each = zip(kinds, turned_ones, strict=True)
+    return tuple(ropes[kind] if turned else still for kind, turned in each)
+
+
+def _rope(family: Family, values: dict[str, Any], raw: HfConfig, kind: str) -> Rope:
+    """The rope of layers of a kind."""
+    parameters = _rope_parameters(family, values, kind)
+    variant = parameters.get("rope_type", parameters.get("type", "default"))
+    if variant not in VARIANTS:
+        raise ModelError(
+            f"The rope variant {variant!r} is not supported; these are: {', '.join(VARIANTS)}."
+        )
+    partial = parameters.get("partial_rotary_factor", values.get("partial_rotary_factor"))
+    if partial not in (None, 1) and not family.partial_rope:
+        raise ModelError("A rotary embedding of a part of each head is not supported.")
+    said = {
+        "original_max_position_embeddings": values.get(
+            "original_max_position_embeddings", raw.max_position_embeddings
+        ),
+        "max_position_embeddings": raw.max_position_embeddings,
+        **parameters,
+        "partial_rotary_factor": 1.0 if partial is None else partial,
+    }
+    rope = _convert(said, VARIANTS[variant])
+    if isinstance(rope, LongRope):
+        _check_factors(rope, raw.head_dim or raw.hidden_size // raw.num_attention_heads)
+    return rope
+
+
+def _check_factors(rope: LongRope, head_dim: int) -> None:
+    counts, pairs = {len(rope.short_factor), len(rope.long_factor)}, rope.turned(head_dim) / 2
+    if counts != {pairs}:
+        raise ModelError(
+            f"Longrope has {' or '.join(map(str, sorted(counts)))} factors, and {pairs:g} pairs "
+            "turn in each head: the config is malformed."
+        )
+
+
+def _rope_parameters(family: Family, values: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Those that the config has for a kind of layers. Older configs spread them over `rope_scaling`
+    and `rope_theta`, and have scaling for layers without windows alone, if the kinds differ.
+    """
+    found: dict[str, Any] = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    theta = values.get("rope_theta") or family.theta
+    if family.local_theta is None:
+        return {"rope_theta": theta, **found}
+    if kind == SLIDING:
+        theta = values.get("rope_local_base_freq") or family.local_theta
+    own = found.get(kind, {} if kind == SLIDING or SLIDING in found else found)
+    return {"rope_theta": theta, **(own or {})}
+
+
+def _convert(values: dict[str, Any], kind: type[_Kind]) -> _Kind:
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"The model's config is malformed: {error}.") from error

@@ -1,0 +1,347 @@
+"""From weight files to the decoder's tensors: fused, in the serving dtype, on the device.
+
+`Fused` says which tensors of a file, stacked along their rows, make one of the decoder's, and one
+table of them drives the loader. Every target is made once and filled piece by piece, straight from
+the memory-mapped file, so that the model is never held twice. A rank of several keeps its share of
+each (see `shares`). Names are those of Hugging Face's Llama family; a source of another naming
+translates. Pickled weights are never read.
+"""
+
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pagefleet.manifest import Weights
+from pagefleet_kernels.quantized import GROUP, Matrix, Quantized
+from pagefleet_worker.checkpoints.safetensors_files import TensorFiles
+from pagefleet_worker.checkpoints.stored_matrix import StoredMatrix
+from pagefleet_worker.model.config import DecoderConfig
+from pagefleet_worker.model.expert_config import ExpertShape
+from pagefleet_worker.model.families import QkNorm
+from pagefleet_worker.model.shares import WHOLE, Cut, Share, put_part
+from pagefleet_worker.model_files import ModelError
+
+_EMBEDDING = "model.embed_tokens.weight"
+_NEVER_QUANTIZED = ("embedding", "router")
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """Which matrices are kept in few bits; embeddings and routers never are.
+
+    own: bits of a number in which those of the files are taken as they are.
+    others: whether all others are rounded to eight bits.
+    """
+
+    own: Sequence[int] = ()
+    others: bool = False
+
+
+PLAIN = Quantization()
+INT8 = Quantization((8,), others=True)
+OWN = Quantization((4, 8))
+OWN_OR_INT8 = Quantization((4, 8), others=True)
+
+Progress = Callable[[int, int], None]
+"""Told how many of how many tensors are loaded."""
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer, matrices as [outputs, inputs]. With a `router` it has experts, whose
+    matrices lie one below the other (see `pagefleet_kernels.experts`).
+    """
+
+    qkv: Matrix
+    output: Matrix
+    gate_up: Matrix
+    down: Matrix
+    qkv_bias: Tensor | None = None
+    output_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    attention_norm: Tensor | None = None
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    post_attention_norm: Tensor | None = None
+    mlp_norm: Tensor | None = None
+    post_mlp_norm: Tensor | None = None
+    router: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """A whole decoder; `head` is `embedding` itself where the model ties them and it is not
+    quantized. `bits` are those of the numbers of quantized matrices, of all that was read so far.
+
+    Layers are read when they are taken, once: whoever makes something else of each never holds
+    the model twice.
+    """
+
+    embedding: Tensor
+    layers: Iterable[LayerWeights]
+    norm: Tensor
+    head: Matrix
+    bits: Set[int] = frozenset()
+
+
+class Source(Protocol):
+    """Weight files that know their tensors by name."""
+
+    @property
+    def norm_offset(self) -> float:
+        """What the weights of norms lack in the files."""
+        ...
+
+    def copy(self, name: str, target: Tensor, cuts: Sequence[Cut]) -> None:
+        """Fill `target`, of any floating dtype and device, with a part of the tensor `name`; `cuts`
+        has one for each of its dimensions.
+
+        Raises:
+            ModelError: there is none, or it has another shape.
+        """
+        ...
+
+    def quantized(self, name: str, shape: Sequence[int]) -> Quantized | None:
+        """The matrix `name` in the file's own numbers, if they come in such groups.
+
+        Raises:
+            ModelError: there is none, or it has another shape.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The weight of a norm; `wide` if it is float32 whatever the others are."""
+
+    name: str
+    size: Cut
+    wide: bool
+
+    def load(self, source: Source, prefix: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Make the tensor and fill it."""
+        kind = torch.float32 if self.wide else dtype
+        tensor = torch.zeros(self.size.count, dtype=kind, device=device)
+        source.copy(prefix + self.name, tensor, [self.size])
+        return tensor.add_(source.norm_offset) if source.norm_offset else tensor
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A tensor of the decoder: parts (name, rows), stacked; without `columns` it is a vector. Row i
+    of it is row `order[i]` of what is stacked, int64. Behind the parts stand `wider` ones (name,
+    rows, columns), which are as many columns of larger matrices.
+    """
+
+    parts: tuple[tuple[str, Cut], ...]
+    columns: Cut | None = None
+    order: Tensor | None = None
+    wider: tuple[tuple[str, Cut, Cut], ...] = ()
+
+    @property
+    def _pieces(self) -> list[tuple[str, list[Cut]]]:
+        """What is stacked: names, and cuts of each dimension."""
+        columns = [] if self.columns is None else [self.columns]
+        pieces = [(name, [rows, *columns]) for name, rows in self.parts]
+        return pieces + [(name, cuts) for name, *cuts in self.wider]
+
+    def load(self, source: Source, prefix: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Make the tensor and fill it."""
+        sizes = [cuts[0].count for _, cuts in self._pieces]
+        shape = [sum(sizes), *(() if self.columns is None else (self.columns.count,))]
+        tensor = torch.zeros(shape, dtype=dtype, device=device)
+        for (name, cuts), part in zip(self._pieces, torch.split(tensor, sizes), strict=True):
+            source.copy(prefix + name, part, cuts)
+        return tensor if self.order is None else tensor[self.order.to(device)]
+
+    def quantized(self, source: Source, prefix: str, bits: Sequence[int]) -> Quantized | None:
+        """The matrix as the files have it, if they have it in so many `bits`, and no group of
+        theirs is cut.
+        """
+        if self.columns is None:
+            return None
+        parts = []
+        for name, (rows, columns) in self._pieces:
+            if columns.first % GROUP or columns.count % GROUP:
+                return None
+            part = source.quantized(prefix + name, (rows.whole, columns.whole))
+            if part is None or part.bits not in bits or rows.span.stop > rows.whole:
+                return None
+            parts.append(part.part(rows.span, columns.span))
+        if len({part.bits for part in parts}) > 1:
+            return None
+        matrix = Quantized.stacked(parts)
+        return matrix if self.order is None else matrix.rows(self.order)
+
+
+def load_weights(
+    files: Weights,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    quantization: Quantization = PLAIN,
+    share: Share = WHOLE,
+) -> DecoderWeights:
+    """Load the weights of a prepared model; taking the layers from what is returned loads them.
+
+    Raises:
+        ModelError: the files do not hold what the config says; the layers raise it too.
+        ValueError: a matrix cannot be quantized.
+    """
+    outer = _outer_tensors(config, share, own_head=quantization.others)
+    inner = [_layer_tensors(config, share, layer) for layer in range(config.layers)]
+    source = _open(files, config)
+    loaded, total = 0, len(outer) + sum(map(len, inner))
+    bits: set[int] = set()
+
+    def few_bits(fused: Fused, prefix: str) -> Quantized | None:
+        own = fused.quantized(source, prefix, quantization.own) if quantization.own else None
+        if own is None and quantization.others and fused.columns is not None:
+            return Quantized.of(fused.load(source, prefix, torch.float32, torch.device("cpu")))
+        return own
+
+    def load(tensors: dict[str, Fused | Norm], prefix: str) -> dict[str, Any]:
+        nonlocal loaded
+        made: dict[str, Matrix] = {}
+        for field, each in tensors.items():
+            matrix = None
+            if isinstance(each, Fused) and field not in _NEVER_QUANTIZED:
+                matrix = few_bits(each, prefix)
+            if matrix is None:
+                made[field] = each.load(source, prefix, dtype, device)
+            else:
+                made[field] = matrix.to(device)
+                bits.add(matrix.bits)
+            loaded += 1
+            progress(loaded, total)
+        return made
+
+    rest = load(outer, "")
+    layers = (
+        LayerWeights(**load(tensors, f"model.layers.{index}."))
+        for index, tensors in enumerate(inner)
+    )
+    return DecoderWeights(layers=layers, bits=bits, **{"head": rest["embedding"], **rest})
+
+
+def _outer_tensors(
+    config: DecoderConfig, share: Share, *, own_head: bool
+) -> dict[str, Fused | Norm]:
+    vocabulary, hidden = share.padded(config.vocab_size), Cut.all(config.hidden_size)
+    tensors: dict[str, Fused | Norm] = {
+        "embedding": Fused(((_EMBEDDING, vocabulary),), hidden),
+        "norm": Norm("model.norm.weight", hidden, config.wide_norms),
+    }
+    if own_head or not config.tied_embeddings:
+        name = _EMBEDDING if config.tied_embeddings else "lm_head.weight"
+        tensors["head"] = Fused(((name, vocabulary),), hidden)
+    return tensors
+
+
+def _layer_tensors(config: DecoderConfig, share: Share, layer: int) -> dict[str, Fused | Norm]:
+    hidden = Cut.all(config.hidden_size)
+    query = share.even(config.heads).times(config.head_dim)
+    kv = share.kv_heads(config.kv_heads).times(config.head_dim)
+    first = share.rank == 0  # what comes out of these is summed over the ranks
+    output_bias, down_bias = config.output_bias and first, config.mlp_bias and first
+    matrices = {
+        "qkv": ([query, kv, kv], hidden, config.qkv_bias),
+        "output": ([hidden], query, output_bias),
+    }
+    tensors: dict[str, Fused | Norm] = {**_norms(config)}
+    if (experts := config.experts_of(layer)) is not None:
+        tensors |= _expert_tensors(experts, hidden, share)
+    else:
+        inner = share.even(config.intermediate_size)
+        matrices["gate_up"] = ([inner, inner], hidden, config.mlp_bias)
+        matrices["down"] = ([hidden], inner, down_bias)
+    for field, (rows, columns, bias) in matrices.items():
+        names = config.modules[field]
+        cuts = rows if len(names) == len(rows) else Cut.stacked(rows)
+        named = list(zip(names * (len(cuts) // len(names)), cuts, strict=True))
+        order = share.of(config).qkv_order(layer) if field == "qkv" else None
+        weights, biases = (
+            tuple((f"{name}.{kind}", cut) for name, cut in named) for kind in ("weight", "bias")
+        )
+        tensors[field] = Fused(weights, columns, order)
+        if bias:
+            tensors[f"{field}_bias"] = Fused(biases, order=order)
+    return tensors
+
+
+def _expert_tensors(experts: ExpertShape, hidden: Cut, share: Share) -> dict[str, Fused]:
+    """Files hold shared experts as one that is wider: each is some of its neurons."""
+    inner, shared = share.even(experts.inner_size), experts.routing.shared
+    each = [(f"mlp.experts.{name}", inner) for name in range(experts.count)]
+    each += [("mlp.shared_expert", inner.among(shared, index)) for index in range(shared)]
+    gates = [(f"{name}.{kind}_proj.weight", rows) for name, rows in each for kind in ("gate", "up")]
+    downs = [(f"{name}.down_proj.weight", hidden, columns) for name, columns in each]
+    router = [("mlp.gate.weight", Cut.all(experts.count))]
+    router += [("mlp.shared_expert_gate.weight", Cut.all(1))] * (shared > 0)
+    return {
+        "router": Fused(tuple(router), hidden),
+        "gate_up": Fused(tuple(gates), hidden),
+        "down": Fused((), inner, wider=tuple(downs)),
+    }
+
+
+def _norms(config: DecoderConfig) -> dict[str, Norm]:
+    hidden = Cut.all(config.hidden_size)
+    names: dict[str, str] = {}
+    if config.pre_norms:
+        kind = "pre_feedforward" if config.post_norms else "post_attention"
+        names |= {"attention_norm": "input_layernorm", "mlp_norm": f"{kind}_layernorm"}
+    if config.post_norms:
+        names["post_attention_norm"] = "post_attention_layernorm"
+        names["post_mlp_norm"] = "post_feedforward_layernorm"
+    norms = {field: (name, hidden) for field, name in names.items()}
+    if config.qk_norm is not QkNorm.NONE:
+        heads = (config.heads, config.kv_heads) if config.qk_norm is QkNorm.WHOLE else (1, 1)
+        query, key = (Cut.all(count * config.head_dim) for count in heads)
+        norms |= {"query_norm": ("self_attn.q_norm", query), "key_norm": ("self_attn.k_norm", key)}
+    return {
+        field: Norm(f"{name}.weight", size, config.wide_norms)
+        for field, (name, size) in norms.items()
+    }
+
+
+def _open(files: Weights, config: DecoderConfig) -> Source:
+    if files.kind == "safetensors":
+        return SafetensorsSource(TensorFiles(files.paths), config)
+    if files.kind == "gguf":
+        from pagefleet_worker.model.gguf_weights import GgufSource
+
+        return GgufSource(Path(files.paths[0]), config)
+    raise ModelError("This model has no weights: it runs with --engine echo or --engine sim.")
+
+
+class SafetensorsSource:
+    """Files of safetensors, whose matrices may be quantized in some format."""
+
+    def __init__(self, tensors: TensorFiles, config: DecoderConfig) -> None:
+        self._tensors, self._format = tensors, config.format
+        self.norm_offset = config.norm_offset
+
+    def copy(self, name: str, target: Tensor, cuts: Sequence[Cut]) -> None:
+        """See `Source`; of what is not quantized only that part is read."""
+        shape = [cut.whole for cut in cuts]
+        stored = self._stored(name, shape)
+        whole = self._tensors.read(name, shape) if stored is None else stored.dequantized()
+        put_part(target, whole, cuts)
+
+    def quantized(self, name: str, shape: Sequence[int]) -> Quantized | None:
+        """See `Source`."""
+        stored = self._stored(name, shape)
+        return None if stored is None else stored.quantized()
+
+    def _stored(self, name: str, shape: Sequence[int]) -> StoredMatrix | None:
+        if self._format is None or len(shape) != 2:
+            return None
+        outputs, inputs = shape
+        return self._format.matrix(self._tensors, name.removesuffix(".weight"), (outputs, inputs))

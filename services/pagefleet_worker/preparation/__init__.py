@@ -1,0 +1,1 @@
+"""A model from any source becomes a folder of small files and references to weights."""

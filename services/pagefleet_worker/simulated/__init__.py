@@ -1,0 +1,1 @@
+"""Workers without weights and without torch."""

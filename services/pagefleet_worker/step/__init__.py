@@ -1,0 +1,1 @@
+"""A step: the engine, and what it runs on."""
