@@ -10,7 +10,14 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from pagefleet_gateway.bodies.schema import CommonBody, Count, Effort, Length, StopList, TextPart
+from pagefleet_gateway.bodies.schema import (
+    CommonBody,
+    Effort,
+    Length,
+    StopList,
+    TextPart,
+    ThinkingOptions,
+)
 from pagefleet_gateway.bodies.structured import OutputFormat
 from pagefleet_gateway.bodies.tools import MAX_TOOLS, ToolName
 from pagefleet_gateway.sandbox.grammars import Schema
@@ -30,8 +37,8 @@ class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
     """What the model thought."""
 
     thinking: str
-    signature: str = ""
-    """Some clients keep only signed thoughts. It is the text's SHA-256, and nobody checks it."""
+    signature: str | None = None
+    """Nobody checks it."""
 
 
 class RedactedThinkingBlock(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
@@ -85,16 +92,6 @@ class Choosing(msgspec.Struct):
     name: str | None = None
     """Of the tool that must be called."""
     disable_parallel_tool_use: bool | None = None
-
-
-class ThinkingOptions(msgspec.Struct):
-    """`thinking`: whether the model is to think, where its template can tell it so."""
-
-    type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: Count | None = None
-    """Not obeyed."""
-    display: Literal["summarized", "omitted"] | None = None
-    """Thoughts are shown as they are, unless they are omitted."""
 
 
 class OutputOptions(msgspec.Struct):

@@ -1,25 +1,18 @@
-"""A request's body as a typed value: strict JSON, then types and ranges, then unknown fields.
+"""A request's body as a typed value: strict JSON, then types and ranges.
 
 JSON is taken strictly: no NaN, no number beyond float64, no lone surrogate, no repeated key, UTF-8
-only (RFC 8259; the standard library's parser takes all of these). A field of which nothing is known
-is ignored, and named to the caller; one that nearly matches a known field, belongs to another
-route, or asks for what is not supported, is refused, because to ignore it would answer another
-question.
+only (RFC 8259; the standard library's parser takes all of these). What happens to fields that the
+body does not have is `other_fields`.
 """
 
-import difflib
 import json
 import re
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from pagefleet_gateway.bodies.embedding_body import EmbeddingBody
-from pagefleet_gateway.bodies.messages_body import MessagesBody
-from pagefleet_gateway.bodies.response_body import ResponseBody
-from pagefleet_gateway.bodies.schema import INERT, RENAMED, UNSUPPORTED, ChatBody, CompletionBody
+from pagefleet_gateway.bodies.other_fields import is_ignored, shortened
 from pagefleet_gateway.errors import ApiError, bad_request
 
 MAX_FIELDS: Final = 256
@@ -33,20 +26,12 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class Parsed(Generic[_Body]):
-    """A body, and the fields of it of which nothing is known."""
+    """A body, and the fields of it that are ignored."""
 
     body: _Body
     ignored: list[str]
 
 
-@cache
-def _fields(body: type[msgspec.Struct]) -> frozenset[str]:
-    return frozenset(field.encode_name for field in msgspec.structs.fields(body))
-
-
-_BODIES: Final = (CompletionBody, ChatBody, ResponseBody, MessagesBody, EmbeddingBody)
-_ALL_KNOWN = {*UNSUPPORTED}.union(*map(_fields, _BODIES))
-_NEAR = 0.85
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
 """In JSON; what does not end is one, too, so that nothing is looked at twice."""
 
@@ -73,7 +58,7 @@ def parse(content: bytes, body: type[_Body]) -> Parsed[_Body]:
         ApiError: 400; it is not JSON, or a field is not acceptable.
     """
     document = _load(content)
-    ignored = [name for name in document if not _is_known(name, document[name], body)]
+    ignored = [name for name in document if is_ignored(name, document[name], body)]
     try:
         return Parsed(msgspec.convert(document, body), ignored)
     except msgspec.ValidationError as error:
@@ -106,42 +91,8 @@ def _refuse_repeats(pairs: list[tuple[str, Any]]) -> None:
     names = set()
     for name, _ in pairs:
         if name in names:
-            raise bad_request(f"The body has the key {_quoted(name)} twice.", _quoted(name))
+            raise bad_request(f"The body has the key {shortened(name)} twice.", shortened(name))
         names.add(name)
-
-
-def _is_known(name: str, value: Any, body: type[msgspec.Struct]) -> bool:
-    """Whether the body has such a field, or knows that this value changes nothing.
-
-    Raises:
-        ApiError: to ignore it would be wrong.
-    """
-    if name in _fields(body) or value is None:
-        return True
-    if name in UNSUPPORTED:
-        if not any(type(value) is type(same) and value == same for same in UNSUPPORTED[name]):
-            raise bad_request(f"{name} is not supported with this value yet.", name, "unsupported")
-        return True
-    if name in INERT:
-        return False
-    if name in _ALL_KNOWN:
-        raise bad_request(f"{name} does not belong to this route.", name, "unknown_field")
-    if (near := RENAMED.get(name) or _nearest(name, body)) is not None:
-        raise bad_request(
-            f"{_quoted(name)} is no known field; is {near} meant?", _quoted(name), "unknown_field"
-        )
-    return False
-
-
-def _nearest(name: str, body: type[msgspec.Struct]) -> str | None:
-    bare = re.sub(r"[-_ ]", "", name[:64]).lower()
-    names = {known.replace("_", ""): known for known in _fields(body) | UNSUPPORTED.keys()}
-    matches = difflib.get_close_matches(bare, names, n=1, cutoff=_NEAR)
-    return names[matches[0]] if matches else None
-
-
-def _quoted(name: str) -> str:
-    return name if len(name) <= 64 else name[:61] + "..."
 
 
 def _invalid_field(text: str) -> ApiError:

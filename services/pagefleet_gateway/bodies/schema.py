@@ -1,7 +1,7 @@
 """What clients may send: the bodies of both completion routes, with types and ranges.
 
-The fields are those of the OpenAI API and of vLLM. `null` means absent. How a body is read, and
-what happens to fields that are not here, is `parsing`.
+The fields are those of the OpenAI API and of vLLM. `null` means absent. How a body is read is
+`parsing`, and what happens to fields that are not here `other_fields`.
 """
 
 from collections.abc import Sequence
@@ -49,6 +49,10 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh",
 """How much a model is to think, where its template can tell it."""
 
 Verbosity: TypeAlias = Literal["low", "medium", "high"]
+
+
+Documents: TypeAlias = Annotated[list[dict[str, str]], Meta(max_length=MAX_LISTED)]
+"""Texts to answer from, each with such fields as the template reads."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -133,6 +137,16 @@ class CommonBody(RequestBody, kw_only=True):
     prediction: Prediction | None = None
 
 
+class ThinkingOptions(msgspec.Struct):
+    """`thinking`: whether the model is to think, where its template can tell it so."""
+
+    type: Literal["enabled", "adaptive", "auto", "disabled"]
+    budget_tokens: Count | None = None
+    """Not obeyed."""
+    display: Literal["summarized", "omitted"] | None = None
+    """Thoughts are shown as they are, unless they are omitted."""
+
+
 class GenerationBody(CommonBody, kw_only=True):
     """The fields that both completion routes share."""
 
@@ -198,68 +212,34 @@ class ChatBody(GenerationBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: Effort | None = None
+    thinking: bool | ThinkingOptions | None = None
+    """As DeepSeek, GLM and Kimi have it; counts before `reasoning_effort`."""
+    enable_thinking: bool | None = None
+    """As Qwen has it; counts before `thinking`."""
     include_reasoning: bool | None = None
     """Whether thoughts are part of the answer; they are by default."""
     verbosity: Verbosity | None = None
     """Not obeyed."""
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: Annotated[list[dict[str, str]], Meta(max_length=MAX_LISTED)] | None = None
-    """For templates that show texts to answer from, each with such fields as it reads."""
+    documents: Documents | None = None
+    """For templates that show them."""
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model is asked to think, if anything is said of that."""
+        if self.enable_thinking is not None:
+            return self.enable_thinking
+        if isinstance(self.thinking, ThinkingOptions):
+            return self.thinking.type != "disabled"
+        if self.thinking is not None or self.reasoning_effort is None:
+            return self.thinking
+        return self.reasoning_effort != "none"
 
-UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
-    "audio": (),
-    "chat_template": (),
-    "container": (),
-    "context_management": ([],),
-    "detokenize": (True,),
-    "embed_dtype": ("float32",),
-    "endianness": ("little", "native"),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "logits_processors": ([],),
-    "logprob_token_ids": (),
-    "mcp_servers": ([],),
-    "modalities": (["text"],),
-    "moderation": (),
-    "normalize": (True,),
-    "output_format": (),
-    "prompt_embeds": (),
-    "repetition_detection": (),
-    "return_prompt_text": (False,),
-    "suffix": ("",),
-    "thinking_token_budget": (),
-    "use_activation": (True,),
-    "vllm_xargs": ({},),
-    "watermarking": (False,),
-    "web_search_options": (),
-}
-"""Fields that would change the answer if they were obeyed, with the values that would not; where a
-route has such a field, the route's own counts."""
-
-RENAMED: Final = {
-    f"guided_{kind}": f"structured_outputs.{kind}"
-    for kind in ("json", "regex", "choice", "grammar")
-}
-"""Names that vLLM had for fields before: to ignore them would let answers go unguided."""
-
-INERT: Final = frozenset(
-    {
-        "diagnostics",
-        "inference_geo",
-        "max_tool_calls",
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "speed",
-        "store",
-    }
-)
-"""Fields of OpenAI's and Anthropic's APIs that change nothing of the answer; they are ignored, as
-unknown ones are."""
+    @property
+    def shows_thoughts(self) -> bool:
+        """Whether what the model thinks is part of the answer."""
+        omitted = isinstance(self.thinking, ThinkingOptions) and self.thinking.display == "omitted"
+        return self.include_reasoning is not False and not omitted

@@ -123,20 +123,24 @@ def routes(gateway: Gateway) -> list[Route]:
     chat = GenerationRoute(gateway, understand_chat)
     responses = GenerationRoute(gateway, understand_response, ResponseRenderer)
     messages = GenerationRoute(gateway, understand_message, MessageRenderer)
-    counting = TokenizerRoute(gateway, count_message)
     embeddings = GenerationRoute(gateway, understand_embedding, EmbeddingRenderer)
     return [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/responses", responses, methods=["POST"]),
         Route(MESSAGES_PATH, messages, methods=["POST"]),
-        Route(f"{MESSAGES_PATH}/count_tokens", counting, methods=["POST"]),
         Route("/v1/embeddings", embeddings, methods=["POST"]),
         Route("/v1/models", facts.models),
         Route("/v1/models/{name:path}", facts.model),
-        Route("/tokenize", TokenizerRoute(gateway, tokenize), methods=["POST"]),
-        Route("/v1/responses/input_tokens", TokenizerRoute(gateway, count_input), methods=["POST"]),
-        Route("/detokenize", TokenizerRoute(gateway, detokenize), methods=["POST"]),
+        *(
+            Route(path, TokenizerRoute(gateway, work), methods=["POST"])
+            for path, work in (
+                ("/v1/responses/input_tokens", count_input),
+                (f"{MESSAGES_PATH}/count_tokens", count_message),
+                ("/tokenize", tokenize),
+                ("/detokenize", detokenize),
+            )
+        ),
         Route("/openapi.json", _openapi),
         Route("/", facts.page),
         Route("/status", facts.status),

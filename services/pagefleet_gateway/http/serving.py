@@ -8,7 +8,6 @@ after that it is the stream's last event.
 """
 
 import asyncio
-import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -19,6 +18,7 @@ from typing import Final
 from starlette.types import Receive, Scope, Send
 
 from pagefleet_gateway.answers.choice import Piece
+from pagefleet_gateway.bodies.other_fields import told
 from pagefleet_gateway.cell.client import ClientGone, Mailbox
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.http.gateway import Gateway
@@ -31,9 +31,6 @@ from pagefleet_gateway.rendering.stream import Renderer
 from pagefleet_gateway.requests.generation import Generation, Limits, resumed, ticket_of
 from pagefleet_gateway.resume import MOST_CHOICES, read_event_id
 from pagefleet_gateway.telemetry.metrics import RequestTimer
-
-_MAX_NAMES: Final = 16
-_FIT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
 
 _Headers = list[tuple[bytes, bytes]]
 _Renderer = Renderer | EventRenderer
@@ -66,9 +63,7 @@ class GenerationRoute(PostRoute):
             gateway.threads_for(content), self._begin, content, record, last_event_id
         )
         generation = answer.generation
-        headers: _Headers = []
-        if generation.ignored:
-            headers.append((b"x-ignored-fields", _shown(generation.ignored)))
+        headers = told(generation.ignored)
         record.handed_over = time.monotonic()
         record.tenant.charge(record.prompt_tokens, record.handed_over)
         renderer = self._renderer(answer, gateway.model, ticket)
@@ -229,10 +224,3 @@ async def _watching(receive: Receive, mailbox: Mailbox) -> AsyncIterator[None]:
         yield
     finally:
         watcher.cancel()
-
-
-def _shown(names: list[str]) -> bytes:
-    """Names for a header; those that are not fit for one are left out."""
-    fit = [name for name in names if _FIT.fullmatch(name)]
-    shown = fit[:_MAX_NAMES]
-    return ", ".join(shown if len(shown) == len(names) else [*shown, "..."]).encode()

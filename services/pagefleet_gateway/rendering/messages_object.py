@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from pagefleet_gateway.bodies.messages_body import ThinkingBlock
 from pagefleet_gateway.error_form import MessagesError
 
 
@@ -17,6 +16,14 @@ class AnswerText(msgspec.Struct, tag_field="type", tag="text"):
 
     text: str
     citations: None = None
+
+
+class AnswerThoughts(msgspec.Struct, tag_field="type", tag="thinking"):
+    """What it thinks before."""
+
+    thinking: str
+    signature: str = ""
+    """Some clients keep only signed thoughts: the text's SHA-256."""
 
 
 class Caller(msgspec.Struct, tag_field="type", tag="direct", frozen=True):
@@ -32,7 +39,7 @@ class MadeCall(msgspec.Struct, tag_field="type", tag="tool_use"):
     caller: Caller = Caller()
 
 
-ContentBlock: TypeAlias = AnswerText | ThinkingBlock | MadeCall
+ContentBlock: TypeAlias = AnswerText | AnswerThoughts | MadeCall
 
 
 class ThinkingDetails(msgspec.Struct):

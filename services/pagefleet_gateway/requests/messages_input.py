@@ -27,14 +27,7 @@ from pagefleet_gateway.bodies.messages_body import (
     Turn,
 )
 from pagefleet_gateway.bodies.parsing import parse
-from pagefleet_gateway.bodies.schema import (
-    ChatBody,
-    ChatMessage,
-    CommonBody,
-    Effort,
-    TextPart,
-    joined,
-)
+from pagefleet_gateway.bodies.schema import ChatBody, ChatMessage, CommonBody, TextPart, joined
 from pagefleet_gateway.bodies.tools import (
     FunctionCall,
     FunctionName,
@@ -45,7 +38,7 @@ from pagefleet_gateway.bodies.tools import (
     ToolChoice,
 )
 from pagefleet_gateway.errors import ApiError, bad_request
-from pagefleet_gateway.model import THINKING_SWITCHES, ServedModel
+from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.requests.generation import Generation, Limits
 from pagefleet_gateway.requests.understanding import (
     Conversation,
@@ -69,22 +62,26 @@ def understand_message(content: bytes, model: ServedModel, limits: Limits) -> Ge
     parsed = parse(content, MessagesBody)
     body, model = parsed.body, model.named(parsed.body.model)
     check_shared(body, limits)
-    ignored = [*parsed.ignored, *_ignored(body, model)]
-    return understand_conversation(_conversation(body, ignored), model, limits)
+    return understand_conversation(_conversation(body, parsed.ignored), model, limits)
 
 
-def message_prompt(content: bytes, model: ServedModel, max_model_len: int) -> list[int]:
-    """The ids of the prompt that a message would have.
+def message_prompt(
+    content: bytes, model: ServedModel, max_model_len: int
+) -> tuple[list[int], list[str]]:
+    """The ids of the prompt that a message would have, and the fields that are ignored.
 
     Raises:
         ApiError: 400 that names the field, or 404 for another model.
     """
-    body = parse(content, CountBody).body
-    return prompt_of(_conversation(body, []), model.named(body.model), Limits(max_model_len))
+    parsed = parse(content, CountBody)
+    conversation = _conversation(parsed.body, parsed.ignored)
+    prompt = prompt_of(conversation, model.named(parsed.body.model), Limits(max_model_len))
+    return prompt, conversation.ignored
 
 
-def _conversation(body: CountBody, ignored: list[str]) -> Conversation:
+def _conversation(body: CountBody, unknown: list[str]) -> Conversation:
     asked = body if isinstance(body, MessagesBody) else None
+    unheeded = [] if body.context_management is None else ["context_management"]
     chat = _chat(body)
     if asked is not None:
         chat.stop = asked.stop_sequences
@@ -94,24 +91,10 @@ def _conversation(body: CountBody, ignored: list[str]) -> Conversation:
         form=body.output_config.format if body.output_config else None,
         max_tokens=None,
         most=asked.max_tokens if asked else 1,
-        max_tokens_field="max_tokens",
-        messages_field="messages",
-        ignored=ignored,
+        ignored=[*unknown, *unheeded],
+        names={"reasoning_effort": "output_config.effort"},
         asked=asked,
     )
-
-
-def _ignored(body: CountBody, model: ServedModel) -> list[str]:
-    """Options of which nothing comes."""
-    names = []
-    if body.context_management is not None:
-        names.append("context_management")
-    if body.thinking is not None and body.thinking.budget_tokens is not None:
-        names.append("thinking.budget_tokens")
-    if not model.heeds_effort:
-        names += ["thinking"] if body.thinking is not None else []
-        names += ["output_config.effort"] if _effort(body) is not None else []
-    return names
 
 
 def _chat(body: CountBody) -> ChatBody:
@@ -120,23 +103,17 @@ def _chat(body: CountBody) -> ChatBody:
     if goes_on and messages[-1].tool_calls:
         last = f"messages[{len(body.messages) - 1}]"
         raise bad_request(f"{last} calls tools: what came of it must follow, as tool_result.", last)
-    thinking, choice = body.thinking, body.tool_choice
-    thinks = thinking.type != "disabled" if thinking else None
+    choice = body.tool_choice
     return ChatBody(
         **{name: getattr(body, name) for name in _COMMON},
         messages=messages,
         continue_final_message=goes_on,
-        chat_template_kwargs=None if thinks is None else dict.fromkeys(THINKING_SWITCHES, thinks),
-        reasoning_effort="none" if thinks is False else _effort(body),
-        include_reasoning=thinking is None or thinking.display != "omitted",
+        thinking=body.thinking,
+        reasoning_effort=body.output_config.effort if body.output_config else None,
         tools=[_tool(tool) for tool in body.tools or []],
         tool_choice=_choice(choice) if choice else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
     )
-
-
-def _effort(body: CountBody) -> Effort | None:
-    return body.output_config.effort if body.output_config else None
 
 
 def _choice(choice: Choosing) -> ToolChoice:

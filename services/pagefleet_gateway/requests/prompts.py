@@ -11,13 +11,17 @@ from pagefleet_gateway.bodies.schema import (
     ChatBody,
     ChatMessage,
     CompletionBody,
-    Effort,
     GenerationBody,
     joined,
 )
 from pagefleet_gateway.bodies.tools import shown_calls
 from pagefleet_gateway.errors import ApiError, bad_request
-from pagefleet_gateway.model import EFFORT_VARIABLE, THINKING_SWITCHES, ServedModel
+from pagefleet_gateway.model import (
+    EFFORT_VARIABLE,
+    THINKING_SWITCHES,
+    THINKING_VARIABLES,
+    ServedModel,
+)
 from pagefleet_gateway.sandbox.template import ChatTemplateError
 from pagefleet_gateway.text.tokenizer import PromptError, PromptTooLongError
 
@@ -111,18 +115,17 @@ def chat_prompt(
             "add_special_tokens",
         )
     variables = body.chat_template_kwargs or {}
-    if refused := variables.keys() - THINKING_SWITCHES:
-        raise bad_request(
-            f"chat_template_kwargs may set {' and '.join(sorted(THINKING_SWITCHES))}, "
-            f"not {min(refused)!r}.",
-            "chat_template_kwargs",
-        )
+    refused = filter(model.template_reads, variables.keys() - THINKING_VARIABLES)
+    if (name := min(refused, default=None)) is not None:
+        allowed = ", ".join(sorted(THINKING_VARIABLES))
+        text = f"chat_template_kwargs may set {allowed}, but not {name!r}."
+        raise bad_request(text, "chat_template_kwargs")
     if body.documents and not model.template_reads("documents"):
         raise bad_request(
             "documents have no place in this model's chat template.", "documents", "unsupported"
         )
     conversation = {
-        **_effort_variables(body.reasoning_effort),
+        **_thinking_variables(body),
         **variables,
         "documents": body.documents or None,
         "messages": [
@@ -168,11 +171,13 @@ def newest_turns(
     return prompt(begins[min(fitting, len(begins) - 1)])
 
 
-def _effort_variables(effort: Effort | None) -> dict[str, Any]:
-    """What a template is told of it: how much, and by its switches whether at all."""
-    if effort is None:
+def _thinking_variables(body: ChatBody) -> dict[str, Any]:
+    """What a template is told of thinking: by its switches whether at all, and how much."""
+    if (thinks := body.thinks) is None:
         return {}
-    return {**dict.fromkeys(THINKING_SWITCHES, effort != "none"), EFFORT_VARIABLE: effort}
+    switches = dict.fromkeys(THINKING_SWITCHES, thinks)
+    effort = body.reasoning_effort if thinks else "none"
+    return switches if effort is None else {**switches, EFFORT_VARIABLE: effort}
 
 
 def _for_template(message: ChatMessage, field: str, model: ServedModel) -> dict[str, Any]:

@@ -6,7 +6,7 @@ thought, said and called before it was answered is one message of the assistant.
 
 from typing import Final
 
-from pagefleet_gateway.bodies.parsing import parse
+from pagefleet_gateway.bodies.parsing import Parsed, parse
 from pagefleet_gateway.bodies.response_body import (
     LOGPROBS,
     AllowedTools,
@@ -17,7 +17,7 @@ from pagefleet_gateway.bodies.response_body import (
     ResponseBody,
     Role,
 )
-from pagefleet_gateway.bodies.schema import ChatBody, ChatMessage, CommonBody, Effort, joined
+from pagefleet_gateway.bodies.schema import ChatBody, ChatMessage, CommonBody, joined
 from pagefleet_gateway.bodies.tools import (
     FunctionCall,
     FunctionName,
@@ -35,11 +35,20 @@ from pagefleet_gateway.requests.generation import Generation, Limits
 from pagefleet_gateway.requests.understanding import (
     Conversation,
     check_shared,
+    prompt_of,
     understand_conversation,
 )
 
 _NO_STATE: Final = "nothing is stored here. Send the earlier items of the conversation in input."
 _COMMON: Final = CommonBody.__struct_fields__
+_NAMES: Final = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+}
+"""What fields of a chat are called here."""
+
 _REQUIRED: Final = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
@@ -54,21 +63,37 @@ def understand_response(content: bytes, model: ServedModel, limits: Limits) -> G
     parsed = parse(content, ResponseBody)
     body, model = parsed.body, model.named(parsed.body.model)
     check_shared(body, limits)
-    _refuse_state(body)
     if body.top_logprobs and not _shows_logprobs(body):
         raise bad_request(f"top_logprobs needs include to have {LOGPROBS!r}.", "top_logprobs")
-    conversation = Conversation(
+    return understand_conversation(_conversation(parsed), model, limits)
+
+
+def response_prompt(
+    content: bytes, model: ServedModel, max_model_len: int
+) -> tuple[list[int], list[str]]:
+    """The ids of the prompt that a response would have, and the fields that are ignored.
+
+    Raises:
+        ApiError: 400 that names the field, or 404 for another model.
+    """
+    parsed = parse(content, ResponseBody)
+    conversation, model = _conversation(parsed), model.named(parsed.body.model)
+    return prompt_of(conversation, model, Limits(max_model_len)), conversation.ignored
+
+
+def _conversation(parsed: Parsed[ResponseBody]) -> Conversation:
+    body = parsed.body
+    _refuse_state(body)
+    return Conversation(
         kind="response",
         body=_chat(body),
         form=body.text.format if body.text else None,
         max_tokens=body.max_output_tokens,
-        max_tokens_field="max_output_tokens",
-        messages_field="input",
-        ignored=[*parsed.ignored, *_ignored(body, model)],
+        ignored=[*parsed.ignored, *_ignored(body)],
+        names=_NAMES,
         drops_oldest=body.truncation == "auto",
         asked=body,
     )
-    return understand_conversation(conversation, model, limits)
 
 
 def _refuse_state(body: ResponseBody) -> None:
@@ -80,16 +105,9 @@ def _refuse_state(body: ResponseBody) -> None:
         raise bad_request(text, "background", "unsupported")
 
 
-def _ignored(body: ResponseBody, model: ServedModel) -> list[str]:
-    """Options of which nothing comes."""
-    names = []
-    if body.text is not None and body.text.verbosity is not None:
-        names.append("text.verbosity")
-    if body.reasoning is not None and body.reasoning.summary is not None:
-        names.append("reasoning.summary")
-    if _effort(body) is not None and not model.heeds_effort:
-        names.append("reasoning.effort")
-    return names
+def _ignored(body: ResponseBody) -> list[str]:
+    summary = body.reasoning.summary if body.reasoning else None
+    return [] if summary is None else ["reasoning.summary"]
 
 
 def _shows_logprobs(body: ResponseBody) -> bool:
@@ -103,15 +121,12 @@ def _chat(body: ResponseBody) -> ChatBody:
         stop=body.stop,
         logprobs=_shows_logprobs(body),
         top_logprobs=body.top_logprobs,
-        reasoning_effort=_effort(body),
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        verbosity=body.text.verbosity if body.text else None,
         tools=[_tool(tool) for tool in body.tools or []],
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
     )
-
-
-def _effort(body: ResponseBody) -> Effort | None:
-    return body.reasoning.effort if body.reasoning else None
 
 
 def _choice(choice: Choosing | None) -> ToolChoice | None:

@@ -5,6 +5,7 @@ that names the field, or 404 for a model that is not served.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 from uuid import uuid4
@@ -16,7 +17,13 @@ from pagefleet_gateway.bodies.bounds import check_bounds, check_echo, most_token
 from pagefleet_gateway.bodies.messages_body import MessagesBody
 from pagefleet_gateway.bodies.parsing import parse
 from pagefleet_gateway.bodies.response_body import ResponseBody
-from pagefleet_gateway.bodies.schema import ChatBody, CommonBody, CompletionBody, GenerationBody
+from pagefleet_gateway.bodies.schema import (
+    ChatBody,
+    CommonBody,
+    CompletionBody,
+    GenerationBody,
+    ThinkingOptions,
+)
 from pagefleet_gateway.bodies.structured import Form, structure_of
 from pagefleet_gateway.bodies.tools import ToolUse, tool_use
 from pagefleet_gateway.errors import bad_request
@@ -118,30 +125,34 @@ def understand_chat(content: bytes, model: ServedModel, limits: Limits) -> Gener
         body=body,
         form=body.response_format,
         max_tokens=asked,
-        max_tokens_field=field,
-        messages_field="messages",
-        ignored=[*parsed.ignored, *_ignored(body, model)],
+        ignored=parsed.ignored,
+        names={"max_tokens": field},
     )
     return understand_conversation(conversation, model, limits)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """What is asked for by a route that answers conversations, and its names for that."""
+    """What is asked for by a route that answers conversations."""
 
     kind: Literal["chat", "response", "message"]
     body: ChatBody
     form: Form | None
     max_tokens: int | None
     """None: as many as there is room for, and no more than `most`."""
-    max_tokens_field: str
-    messages_field: str
     ignored: list[str]
+    """Fields of the route's body of which nothing comes, but for those that a chat has too."""
+    names: Mapping[str, str]
+    """What the route calls fields of a chat, where that is something else."""
     most: float = math.inf
     drops_oldest: bool = False
     """What was said first may be left out, where there is no room for all."""
     asked: ResponseBody | MessagesBody | None = None
     """The body of the route, where `body` is what it means."""
+
+    def name(self, field: str) -> str:
+        """What the route calls a field of a chat (dotted)."""
+        return self.names.get(field, field)
 
 
 def understand_conversation(
@@ -153,7 +164,7 @@ def understand_conversation(
         ApiError: 400 that names the field.
     """
     body, n = conversation.body, conversation.body.n or 1
-    asked, field = conversation.max_tokens, conversation.max_tokens_field
+    asked, field = conversation.max_tokens, conversation.name("max_tokens")
     if asked == 0:
         raise bad_request(f"{field} must be at least 1.", field)
     tools = _tools(body, model)
@@ -161,7 +172,7 @@ def understand_conversation(
     prompts = truncated(body, prompts, limits.max_model_len - either(asked, 1))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     most = min(most_tokens(body, n, logprobs), conversation.most)
-    max_tokens = _room(prompts, conversation.messages_field, asked, field, most, limits)
+    max_tokens = _room(prompts, conversation.name("messages"), asked, field, most, limits)
     structure = _structure(body, conversation.form, model, tools.structure)
     params = sampling_params(
         body,
@@ -184,7 +195,7 @@ def understand_conversation(
         best_of=n,
         logprobs=logprobs,
         echo=[continued(body)] if body.echo else None,
-        ignored=conversation.ignored,
+        ignored=[*conversation.ignored, *_unheeded(conversation, model)],
         strict=limits.strict,
         shrinks=asked is None,
         asked=conversation.asked,
@@ -202,18 +213,24 @@ def prompt_of(conversation: Conversation, model: ServedModel, limits: Limits) ->
     return _prompt(conversation, _tools(conversation.body, model), model, limits)
 
 
-def _ignored(body: ChatBody, model: ServedModel) -> list[str]:
-    """Options of which nothing comes."""
-    names = [] if body.verbosity is None else ["verbosity"]
-    if body.reasoning_effort is not None and not model.heeds_effort:
-        names.append("reasoning_effort")
-    return names
+def _unheeded(conversation: Conversation, model: ServedModel) -> list[str]:
+    """Options of a chat of which nothing comes, as the route calls them."""
+    body, thinking = conversation.body, conversation.body.thinking
+    options: dict[str, object] = {"verbosity": body.verbosity}
+    if not model.heeds_thinking:
+        names = ("reasoning_effort", "thinking", "enable_thinking")
+        options |= {name: getattr(body, name) for name in names}
+    if isinstance(thinking, ThinkingOptions):
+        options["thinking.budget_tokens"] = thinking.budget_tokens
+    for name, value in (body.chat_template_kwargs or {}).items():
+        options[f"chat_template_kwargs.{name}"] = None if model.template_reads(name) else value
+    return [conversation.name(name) for name, value in options.items() if value is not None]
 
 
 def _prompt(
     conversation: Conversation, tools: ToolUse, model: ServedModel, limits: Limits
 ) -> list[int]:
-    body, field = conversation.body, conversation.messages_field
+    body, field = conversation.body, conversation.name("messages")
     if not conversation.drops_oldest:
         return chat_prompt(body, model, tools.shown, field)
     answer = either(conversation.max_tokens, limits.max_model_len // ANSWER_SHARE)
@@ -329,7 +346,7 @@ def _message(
         )
     if thinks is None and tools.script is None:
         return None
-    return MessageForm(thinks, tools.script, tools.parallel, body.include_reasoning is not False)
+    return MessageForm(thinks, tools.script, tools.parallel, body.shows_thoughts)
 
 
 def _structure(

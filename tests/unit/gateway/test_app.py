@@ -167,6 +167,25 @@ def test_events_are_what_the_document_says(cell: Cell, path: str, asked: dict[st
         jsonschema.validate(each, document | chunk["contentSchema"])
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [97]}),
+        ("/v1/responses/input_tokens", {"input": "a"}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/embeddings", {"input": "a"}),
+    ],
+)
+def test_what_is_ignored_is_named_on_every_route(
+    cell: Cell, path: str, asked: dict[str, Any]
+) -> None:
+    assert "x-ignored-fields" not in cell.post(path, **asked).headers
+    unfit = {f"field{number}": number for number in range(20)} | {"é": 1}
+    named = cell.post(path, **asked, zork=1, speed="fast", **unfit).headers["x-ignored-fields"]
+    assert named.split(", ") == ["zork", "speed", *(f"field{i}" for i in range(14)), "..."]
+
+
 def test_the_name_of_a_request_comes_back(cell: Cell) -> None:
     response = httpx.post(
         cell.url + "/v1/completions",

@@ -13,11 +13,12 @@ from msgspec import structs
 from pagefleet.manifest import Adapter
 from pagefleet.params import SamplingParams
 from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.http.tokenizing import count_input, detokenize, tokenize
+from pagefleet_gateway.http.tokenizing import count_input, count_message, detokenize, tokenize
 from pagefleet_gateway.model import NamesError, ServedModel
 from pagefleet_gateway.rendering.answer import Answer
 from pagefleet_gateway.rendering.embeddings import understand_embedding
 from pagefleet_gateway.requests.generation import Generation, Limits
+from pagefleet_gateway.requests.messages_input import understand_message
 from pagefleet_gateway.requests.response_input import understand_response
 from pagefleet_gateway.requests.understanding import understand_chat, understand_completion
 from pagefleet_gateway.tenants import prefix_salt
@@ -26,18 +27,21 @@ from tests.unit.gateway.served import echo_model
 
 ADAPTERS = (Adapter("sql", "/adapters/sql"), Adapter("poet", "/adapters/poet-v2"))
 LIMITS = Limits(max_model_len=100)
+HELLO = {"role": "user", "content": "hello"}
 
 Understand = Callable[[bytes, ServedModel, Limits], Generation]
 ROUTES: dict[str, tuple[Understand, dict[str, Any]]] = {
     "completions": (understand_completion, {"prompt": "hello"}),
-    "chat": (understand_chat, {"messages": [{"role": "user", "content": "hello"}]}),
+    "chat": (understand_chat, {"messages": [HELLO]}),
     "responses": (understand_response, {"input": "hello"}),
+    "messages": (understand_message, {"messages": [HELLO], "max_tokens": 5}),
     "embeddings": (understand_embedding, {"input": "hello"}),
 }
 TOKENIZING: dict[str, tuple[Callable[[bytes, ServedModel, int], Any], dict[str, Any]]] = {
     "tokenize": (tokenize, {"prompt": "hello"}),
     "detokenize": (detokenize, {"tokens": [104]}),
     "input_tokens": (count_input, {"input": "hello"}),
+    "count_tokens": (count_message, {"messages": [HELLO]}),
 }
 
 

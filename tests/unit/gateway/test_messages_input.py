@@ -234,7 +234,10 @@ def test_turns_of_one_role_are_one() -> None:
         {"role": "user", "content": "One."},
         {"role": "user", "content": []},
         {"role": "user", "content": [text("Two")]},
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm. "}, text("a")]},
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "Hm. ", "signature": None}, text("a")],
+        },
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "So."}, use("a")]},
         {"role": "user", "content": [result("a", "1")]},
         {"role": "user", "content": "Three."},
@@ -330,13 +333,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"stop_sequences": [""]}, "stop_sequences", "length >= 1"),
     ({"temperature": 3}, "temperature", "2"),
     ({"service_tier": "gold"}, "service_tier", "'gold'"),
-    ({"stop": ["a"]}, "stop", "does not belong to this route"),
-    ({"n": 2}, "n", "does not belong to this route"),
-    ({"max_output_tokens": 2}, "max_output_tokens", "does not belong to this route"),
+    ({"stop": ["a"]}, "stop", "is stop_sequences meant"),
+    ({"n": 2}, "n", "not supported here with this value"),
+    ({"max_output_tokens": 2}, "max_output_tokens", "is max_tokens meant"),
+    ({"instructions": "a"}, "instructions", "is system meant"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "is output_config.effort meant"),
     ({"max_token": 5}, "max_token", "is max_tokens meant"),
     ({"container": "a"}, "container", "not supported"),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers", "not supported"),
-    ({"output_format": SCHEMA}, "output_format", "not supported"),
+    ({"output_format": SCHEMA}, "output_format", "is output_config.format meant"),
 ]
 
 
@@ -371,7 +376,7 @@ def test_what_changes_nothing_is_taken_and_named() -> None:
     ]
     fields = {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}
     unread = understand_message(body(fields), echo_model(), LIMITS)
-    assert unread.ignored == ["thinking", "output_config.effort"]
+    assert unread.ignored == ["output_config.effort", "thinking"]
 
 
 def test_thoughts_may_be_left_out() -> None:
@@ -405,7 +410,6 @@ COUNTED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("fields", COUNTED)
 def test_what_is_counted_is_the_prompt(fields: dict[str, Any]) -> None:
     asked = {"messages": [USER], "model": "echo"} | fields
-    counted = count_message(json.dumps(asked).encode(), model(), 10)
-    assert counted.input_tokens == len(message(**fields).prompts[0])
-    with pytest.raises(ApiError, match="max_tokens does not belong"):
-        count_message(body(fields), model(), 10)
+    counted, ignored = count_message(json.dumps(asked).encode(), model(), 10)
+    assert (counted.input_tokens, ignored) == (len(message(**fields).prompts[0]), [])
+    assert count_message(body(fields), model(), 10) == (counted, ["max_tokens"])

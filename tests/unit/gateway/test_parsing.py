@@ -1,4 +1,4 @@
-"""Fields of bodies: null is absent wherever a field may be, and names are those of their route."""
+"""Fields of bodies: null is absent wherever a field may be, and those of others are told of."""
 
 import json
 from collections.abc import Iterator
@@ -9,6 +9,9 @@ import msgspec
 import pytest
 from msgspec.inspect import ListType, Metadata, StructType, Type, UnionType, type_info
 
+from pagefleet_gateway.bodies.embedding_body import EmbeddingBody
+from pagefleet_gateway.bodies.messages_body import CountBody, MessagesBody
+from pagefleet_gateway.bodies.other_fields import MEANT, UNSUPPORTED, is_ignored
 from pagefleet_gateway.bodies.parsing import MAX_CONTAINERS, parse
 from pagefleet_gateway.bodies.response_body import ResponseBody
 from pagefleet_gateway.bodies.schema import ChatBody, CompletionBody
@@ -32,9 +35,17 @@ def structs(info: Type) -> Iterator[type[msgspec.Struct]]:
             yield from structs(info.type)
 
 
-@pytest.mark.parametrize(
-    "body", [CompletionBody, ChatBody, ResponseBody, TokenizeBody, DetokenizeBody]
-)
+BODIES: list[type[msgspec.Struct]] = [
+    *(CompletionBody, ChatBody, ResponseBody, MessagesBody, CountBody, EmbeddingBody),
+    *(TokenizeBody, DetokenizeBody),
+]
+
+
+def fields(body: type[msgspec.Struct]) -> set[str]:
+    return {field.encode_name for field in msgspec.structs.fields(body)}
+
+
+@pytest.mark.parametrize("body", BODIES)
 def test_what_may_be_absent_may_be_null(body: type[msgspec.Struct]) -> None:
     found = set(structs(type_info(body)))
     assert body in found
@@ -74,6 +85,35 @@ def test_only_names_near_to_those_of_the_route_are_refused(
     with pytest.raises(ApiError, match=rf"is {meant[body]} meant\?") as caught:
         parse(content, body)
     assert (caught.value.param, caught.value.code) == (name, "unknown_field")
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("name", sorted(set().union(*map(fields, BODIES), MEANT, UNSUPPORTED)))
+def test_a_field_of_another_route_is_ignored_unless_that_would_be_wrong(
+    body: type[msgspec.Struct], name: str
+) -> None:
+    assert not is_ignored(name, None, body)
+    if name in fields(body):
+        assert not is_ignored(name, object(), body)
+        return
+    meant = [each for each in MEANT.get(name, ()) if each.partition(".")[0] in fields(body)]
+    if not meant and name not in UNSUPPORTED:
+        assert is_ignored(name, object(), body)
+        return
+    with pytest.raises(ApiError, match=rf"{meant[0]} meant" if meant else "not supported") as error:
+        is_ignored(name, object(), body)
+    assert (error.value.status, error.value.param) == (400, name)
+    assert error.value.code == ("unknown_field" if meant else "unsupported")
+
+
+def test_what_is_meant_is_there_and_does_as_much() -> None:
+    for names in MEANT.values():
+        for name in names:
+            first, _, rest = name.partition(".")
+            (body, *_) = [each for each in BODIES if first in fields(each)]
+            (info,) = [each for each in msgspec.structs.fields(body) if each.encode_name == first]
+            inner = set().union(*map(fields, structs(type_info(info.type)))) if rest else {""}
+            assert rest in inner, name
 
 
 def test_a_part_of_another_type_is_told_which_there_are() -> None:

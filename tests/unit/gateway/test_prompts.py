@@ -81,6 +81,19 @@ SWITCHED = "{{ enable_thinking }} {{ thinking }} {{ reasoning_effort }}"
             {"reasoning_effort": "high", "chat_template_kwargs": {"thinking": False}},
             "True False high",
         ),
+        ({"thinking": {"type": "enabled"}}, "True True "),
+        ({"thinking": {"type": "disabled", "clear_thinking": True}}, "False False none"),
+        ({"thinking": {"type": "adaptive"}, "reasoning_effort": "low"}, "True True low"),
+        ({"thinking": {"type": "disabled"}, "reasoning_effort": "low"}, "False False none"),
+        ({"thinking": True, "reasoning_effort": None}, "True True "),
+        ({"thinking": False}, "False False none"),
+        ({"enable_thinking": True}, "True True "),
+        ({"enable_thinking": False, "reasoning_effort": "max"}, "False False none"),
+        ({"enable_thinking": True, "thinking": {"type": "disabled"}}, "True True "),
+        (
+            {"enable_thinking": False, "chat_template_kwargs": {"reasoning_effort": "low"}},
+            "False False low",
+        ),
     ],
 )
 def test_effort_reaches_templates_that_can_tell_it(asked: dict[str, Any], told: str) -> None:
@@ -89,9 +102,22 @@ def test_effort_reaches_templates_that_can_tell_it(asked: dict[str, Any], told: 
 
 
 def test_what_nobody_heeds_is_named() -> None:
-    options = {"reasoning_effort": "low", "verbosity": "high", "zork": 1}
+    options = {
+        "reasoning_effort": "low",
+        "thinking": {"type": "enabled"},
+        "enable_thinking": True,
+        "verbosity": "high",
+        "reasoning": {"effort": "low"},
+        "thinking_budget": 100,
+        "zork": 1,
+    }
     assert sorted(chat(MESSAGES, **options).ignored) == sorted(options)
     assert shown(MESSAGES, **options) == shown(MESSAGES)
+    switches = {"enable_thinking": False, "preserve_thinking": True}
+    asked = {"chat_template_kwargs": switches, "thinking": {"type": "enabled", "budget_tokens": 9}}
+    assert chat(MESSAGES + "{{ enable_thinking }}", **asked).ignored == [
+        *("thinking.budget_tokens", "chat_template_kwargs.preserve_thinking"),
+    ]
     for name in ("reasoning_effort", "verbosity"):
         with pytest.raises(ApiError, match="is not acceptable") as caught:
             chat(MESSAGES, **{name: "extreme"})

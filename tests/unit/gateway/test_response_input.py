@@ -314,13 +314,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"metadata": {"a": "b" * 513}}, "metadata", "length"),
     ({"metadata": {"a": 5}}, "metadata", "str"),
     ({"temperature": 3}, "temperature", "2"),
-    ({"messages": [USER]}, "messages", "does not belong to this route"),
-    ({"max_tokens": 5}, "max_tokens", "does not belong to this route"),
-    ({"n": 2}, "n", "does not belong to this route"),
-    ({"response_format": {"type": "text"}}, "response_format", "does not belong to this route"),
-    ({"prompt": {"id": "a"}}, "prompt", "does not belong to this route"),
+    ({"messages": [USER]}, "messages", "is input meant"),
+    ({"max_tokens": 5}, "max_tokens", "is max_output_tokens meant"),
+    ({"n": 2}, "n", "not supported here with this value"),
+    ({"response_format": {"type": "text"}}, "response_format", "is text.format meant"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "is reasoning.effort meant"),
+    ({"prompt": {"id": "a"}}, "prompt", "is input meant"),
     ({"max_output_token": 5}, "max_output_token", "is max_output_tokens meant"),
-    ({"context_management": [{"type": "compaction"}]}, "context_management", "not supported"),
 ]
 
 
@@ -344,12 +344,17 @@ def test_what_changes_nothing_is_taken() -> None:
         user="u",
         include=["reasoning.encrypted_content"],
         max_tool_calls=3,
+        context_management=[{"type": "compaction"}],
+        thinking={"type": "enabled"},
+        n=1,
         text={"verbosity": "low"},
         reasoning={"effort": "low", "summary": "auto"},
         zork=1,
     )
-    ignored = ["max_tool_calls", "zork", "text.verbosity", "reasoning.summary"]
-    assert generation.ignored == ignored
+    assert generation.ignored == [
+        *("max_tool_calls", "context_management", "thinking", "zork"),
+        *("reasoning.summary", "text.verbosity"),
+    ]
     assert isinstance(generation.asked, ResponseBody)
     assert generation.asked.metadata == {"a": "b"}
     unread = understand_response(
@@ -359,10 +364,13 @@ def test_what_changes_nothing_is_taken() -> None:
 
 
 def test_fields_of_responses_are_no_fields_of_chats() -> None:
-    for name, value in (("input", "a"), ("instructions", "b"), ("text", {}), ("include", [])):
-        with pytest.raises(ApiError, match="does not belong to this route"):
+    for name, value in (("input", "a"), ("instructions", "b"), ("text", {})):
+        with pytest.raises(ApiError, match="is no field of this route"):
             chat(**{name: value})
-    assert chat(metadata={"a": "b"}, store=True).ignored == ["metadata", "store"]
+    with pytest.raises(ApiError, match="previous_response_id is not supported"):
+        chat(previous_response_id="resp_1")
+    ignored = {"metadata": {"a": "b"}, "store": True, "include": [], "truncation": "auto"}
+    assert chat(**ignored).ignored == [*ignored]
 
 
 def test_the_oldest_turns_are_left_out_where_there_is_no_room() -> None:

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from pagefleet.manifest import CHAT_TEMPLATE_FILE
 from pagefleet.wire import unpack_ints
+from pagefleet_gateway.bodies.embedding_body import EmbeddingBody
+from pagefleet_gateway.bodies.other_fields import UNSUPPORTED
 from pagefleet_gateway.bodies.parsing import MAX_FIELDS, parse
-from pagefleet_gateway.bodies.schema import UNSUPPORTED, ChatBody, CompletionBody
+from pagefleet_gateway.bodies.schema import ChatBody, CompletionBody
 from pagefleet_gateway.errors import ApiError
+from pagefleet_gateway.http.tokenizing import DetokenizeBody
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.requests.generation import Generation, Limits
 from pagefleet_gateway.requests.understanding import understand_chat, understand_completion
@@ -434,7 +437,8 @@ def test_fields_of_a_search_may_say_what_is_so_without_one() -> None:
 
 def test_unsupported_fields_may_say_what_is_true_anyway() -> None:
     neutral = {name: values[0] for name, values in UNSUPPORTED.items() if values}
-    assert parse(json.dumps({"prompt": "a"} | neutral).encode(), CompletionBody).ignored == []
+    for body, asked in ((EmbeddingBody, {"input": "a"}), (DetokenizeBody, {"tokens": []})):
+        assert parse(json.dumps(asked | neutral).encode(), body).ignored == []
 
 
 RAG = "{% for d in documents or [] %}{{ d.title }}: {{ d.text }}\n{% endfor %}"
