@@ -6,7 +6,8 @@ nothing of its answer for `STUCK_SECONDS` is cut. Beyond the limit on connection
 answered with a 503 at once. A request that was answered before it was whole, because of its size,
 its key or its slowness, has `HEADER_SECONDS` to end, however little of it comes at a time.
 
-What is refused here is so before the page is known that asks: pages can read why if any may ask.
+What is refused here is so before it is known which page asks for which route. It tells nothing of
+anybody, so that any page can read it where any page may ask at all, and has OpenAI's form.
 """
 
 import asyncio
@@ -45,8 +46,8 @@ class GuardedProtocol(H11Protocol):
     @classmethod
     def limited(cls, max_connections: int, allowed_origins: str | None) -> "type[GuardedProtocol]":
         """The protocol of a server with so many connections at most."""
-        any_may = "*" in map(str.strip, (allowed_origins or "").split(","))
-        limits = {"max_connections": max_connections, "for_pages": [ANY_PAGE] * any_may}
+        for_pages = () if allowed_origins is None else (ANY_PAGE,)
+        limits = {"max_connections": max_connections, "for_pages": for_pages}
         return type("LimitedProtocol", (cls,), limits)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
