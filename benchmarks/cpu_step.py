@@ -52,7 +52,7 @@ from pagefleet_worker import model_loading
 from pagefleet_worker.interface import Engine
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.model.config import ARCHITECTURES, DecoderConfig, load_config
-from pagefleet_worker.model.lora import module_sizes
+from pagefleet_worker.model.lora import module_shapes
 from pagefleet_worker.model_files import fingerprint
 from pagefleet_worker.step.engine import TorchEngine
 
@@ -302,7 +302,7 @@ def adapted(model: Path, folder: Path, count: int, rank: int) -> Path:
     shutil.copytree(model, folder)
     config, tensors = load_config(model), {}
     for layer in range(config.layers):
-        for part, (outputs, inputs) in module_sizes(config).items():
+        for part, (outputs, inputs) in module_shapes(config).items():
             name = f"base_model.model.model.layers.{layer}.{part}"
             tensors[f"{name}.lora_A.weight"] = torch.randn(rank, inputs) / inputs**0.5
             tensors[f"{name}.lora_B.weight"] = torch.randn(outputs, rank) / 100

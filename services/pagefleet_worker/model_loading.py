@@ -59,7 +59,7 @@ def load_model(
     Raises:
         ModelError: neither computes it, or not with these settings; or its files have changed.
     """
-    _check_adapters(manifest, means.ranks)
+    _check_adapters(manifest)
     check_unchanged(folder, manifest)
     if manifest.architecture in ARCHITECTURES:
         return _load_decoder(manifest, load_config(folder), settings, means)
@@ -106,22 +106,16 @@ def _load_decoder(
     quantization = choose_quantization(settings.quantization, manifest.weights.kind, unable)
     files, share = manifest.weights, ranks.share
     weights = load_weights(files, config, dtype, device, advance, quantization, share)
-    loras = [read_adapter(Path(each.folder), config) for each in manifest.adapters]
-    return Decoder(own, weights, means.kernels, means.positions, means.progress, ranks, loras)
+    adapters = [read_adapter(Path(each.folder), config) for each in manifest.adapters]
+    changes = [each.layers(config, dtype, device, share) for each in adapters]
+    return Decoder(own, weights, means.kernels, means.positions, means.progress, ranks, changes)
 
 
-def _check_adapters(manifest: Manifest, ranks: Ranks) -> None:
-    if not manifest.adapters:
-        return
-    if manifest.architecture not in ARCHITECTURES:
+def _check_adapters(manifest: Manifest) -> None:
+    if manifest.adapters and manifest.architecture not in ARCHITECTURES:
         raise ModelError(
             f"LoRA adapters are there for the architectures {', '.join(ARCHITECTURES)}, not for "
             f"{manifest.architecture}: leave out --lora-modules, or merge one into the model."
-        )
-    if ranks is not ALONE:
-        raise ModelError(
-            "Devices that share a model serve no LoRA adapters: leave out --lora-modules or "
-            "--tensor-parallel-size."
         )
 
 

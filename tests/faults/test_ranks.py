@@ -1,4 +1,6 @@
-"""Workers of two ranks each: whichever process dies or stops, the streams go on, bit for bit."""
+"""Workers of two ranks each: whichever process dies or stops, the streams go on, bit for bit, those
+with LoRA adapters too.
+"""
 
 import os
 import random
@@ -11,15 +13,17 @@ from benchmarks.drill.processes import is_alive
 from benchmarks.drill.questions import Questioner
 from tests.faults.cell import make_cell, wait_until
 from tests.faults.conftest import Load, assert_exact, once, rehearse
+from tests.lora import with_adapters
 
 FORMS = ("greedy", "seeded", "penalized", "n=2", "logprobs", "repeating", "beam")
 
 
 @pytest.fixture(scope="module")
-def shared_ranks(tmp_path_factory, prepared_model):
+def shared_ranks(tmp_path_factory, small_model):
+    folder, _ = with_adapters(small_model("llama"), tmp_path_factory.mktemp("adapters"))
     cell = make_cell(
         tmp_path_factory.mktemp("ranks"),
-        prepared_model("llama"),
+        folder,
         engine="torch",
         worker=[
             *("--tensor-parallel-size=2", "--device=cpu", "--threads=2", "--max-model-len=256"),

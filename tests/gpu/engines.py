@@ -43,8 +43,9 @@ def triton_decoder(
         manifest.weights, config, torch.float32, device, lambda done, total: None, quantization
     )
     kernels = select(torch.device("cuda"), invariant=invariant)
-    loras = [read_adapter(Path(each.folder), config) for each in manifest.adapters]
-    return Decoder(config, weights, kernels, LENGTH, lambda: None, loras=loras)
+    adapters = [read_adapter(Path(each.folder), config) for each in manifest.adapters]
+    changes = [each.layers(config, torch.float32, device) for each in adapters]
+    return Decoder(config, weights, kernels, LENGTH, lambda: None, changes=changes)
 
 
 def triton_engine(

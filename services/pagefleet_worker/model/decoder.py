@@ -10,9 +10,10 @@ and of the inner neurons, so that the sums over the ranks are the layers' output
 vocabulary. What lies between the layers is the same in all.
 
 The rows of a step may have different LoRA adapters, or none: every linear layer knows the factors
-of all of them (`lora`)."""
+of all of them (`lora`).
+"""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 
 import torch
@@ -24,7 +25,7 @@ from pagefleet_kernels.experts import Experts
 from pagefleet_kernels.layers import DecoderLayer, DenseMlp, Layer, Stack, StackShape
 from pagefleet_kernels.lora import Loras
 from pagefleet_worker.model.config import DecoderConfig
-from pagefleet_worker.model.lora import LayerFactors, LoraAdapter
+from pagefleet_worker.model.lora import LayerFactors
 from pagefleet_worker.model.ranks import ALONE, Ranks
 from pagefleet_worker.model.weights import DecoderWeights, LayerWeights
 from pagefleet_worker.paging.batch import Batch
@@ -84,13 +85,13 @@ class Decoder:
         max_positions: int,
         progress: Callable[[], None],
         ranks: Ranks = ALONE,
-        loras: Sequence[LoraAdapter] = (),
+        changes: Sequence[Iterable[LayerFactors]] = (),
     ) -> None:
         self.config = config
         self.kernels = kernels
-        self.adapters = len(loras)
+        self.adapters = len(changes)
         self._ranks = ranks
-        self.layers = self._prepare_layers(weights, max_positions, loras)
+        self.layers = self._prepare_layers(weights, max_positions, changes)
         self.bits = sorted(weights.bits)
         self._embedding, self._norm = weights.embedding, weights.norm
         self._head = kernels.head(weights.head)
@@ -108,14 +109,16 @@ class Decoder:
             self._warm_up()
 
     def _prepare_layers(
-        self, weights: DecoderWeights, max_positions: int, loras: Sequence[LoraAdapter]
+        self,
+        weights: DecoderWeights,
+        max_positions: int,
+        changes: Sequence[Iterable[LayerFactors]],
     ) -> list[DecoderLayer]:
         config, embedding, count = self.config, weights.embedding, self.config.layers
         tables = {
             rope: rope.table(config.head_dim, max_positions).to(embedding.device)
             for rope in set(config.ropes)
         }
-        changes = [each.layers(config, embedding.dtype, embedding.device) for each in loras]
         by_layer = zip(*changes, strict=True) if changes else repeat((), count)
         rotations = [tables[rope] for rope in config.ropes]
         each = zip(weights.layers, rotations, by_layer, strict=True)

@@ -5,10 +5,15 @@ matrices it changes is what the file holds; the config says by which scale: alph
 sqrt(r) (Kalajdzievski, "A rank stabilization scaling factor", 2023), with patterns that give some
 modules another r or alpha. What asks for more than that is refused: an adapter that runs almost
 right is worse than one that does not start.
+
+Ranks that share a model (`shares`) share an adapter as they do its matrices. Where a rank has some
+of the outputs, it has their rows of B, and the whole of A; where it has some of the inputs, their
+columns of A, and the whole of B. What it adds is then a summand, B (A x) in parts, and goes the way
+of the layer's own.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
@@ -21,6 +26,7 @@ from torch import Tensor
 from pagefleet.manifest import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE
 from pagefleet_kernels.lora import Factors
 from pagefleet_worker.model.config import DecoderConfig
+from pagefleet_worker.model.shares import WHOLE, Share
 from pagefleet_worker.model_files import ModelError, open_safetensors, read_json
 
 LayerFactors: TypeAlias = dict[str, tuple[Factors, ...]]
@@ -75,42 +81,44 @@ class LoraAdapter:
     modules: dict[tuple[int, str], LoraModule]
 
     def layers(
-        self, config: DecoderConfig, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        share: Share = WHOLE,
     ) -> Iterator[LayerFactors]:
-        """Read the tensors, layer by layer.
+        """Read a rank's share of the tensors, layer by layer; `config` is that of the whole model.
 
         Raises:
             ModelError: one holds what is no number, or none in `dtype`.
         """
-        sizes = module_sizes(config)
+        modules, own = share.modules(config), share.of(config)
         with open_safetensors(self.tensors, "pt") as file:
 
-            def read(name: str) -> Tensor:
+            def read(name: str, rows: Sequence[slice], columns: slice) -> Tensor:
                 tensor: Tensor = file.get_tensor(name).to(device, dtype)
                 if not tensor.isfinite().all():
                     raise ModelError(
                         f"The tensor {name!r} in {self.tensors} holds NaN, or what {dtype} cannot "
                         "hold: its training failed, or the file is damaged."
                     )
-                return tensor
+                return torch.cat([tensor[each, columns] for each in rows])
 
             def factors(layer: int, field: str, order: Tensor | None) -> Iterator[Factors]:
                 first = 0
-                for part in config.modules[field]:
-                    outputs = sizes[part][0]
-                    if (module := self.modules.get((layer, part))) is not None:
-                        down, up = (read(name) for name in (module.down, module.up))
+                for part in modules[field]:
+                    outputs = sum(cut.count for cut in part.rows)
+                    if (module := self.modules.get((layer, part.name))) is not None:
+                        down = read(module.down, [slice(None)], part.columns.span)
+                        up = read(module.up, [cut.span for cut in part.rows], slice(None))
                         if order is not None:
                             up = up[order[first : first + outputs].to(device) - first]
                         yield Factors(first, down, up, module.scale)
                     first += outputs
 
             for layer in range(config.layers):
-                orders = {"qkv": config.qkv_order(layer)}
-                yield {
-                    field: tuple(factors(layer, field, orders.get(field)))
-                    for field in config.modules
-                }
+                orders = {"qkv": own.qkv_order(layer)}
+                yield {field: tuple(factors(layer, field, orders.get(field))) for field in modules}
 
 
 def read_adapter(folder: Path, config: DecoderConfig) -> LoraAdapter:
@@ -231,10 +239,10 @@ def _modules(
 ) -> dict[tuple[int, str], LoraModule]:
     """What the tensors of a file belong to."""
     names: dict[tuple[int, str], dict[str, str]] = {}
-    sizes = module_sizes(config)
+    shapes = module_shapes(config)
     for name, header in found.items():
         layer, part, factor = _place(path, name, config)
-        outputs, inputs = sizes[part]
+        outputs, inputs = shapes[part]
         rank = scales.rank(f"model.layers.{layer}.{part}")
         shape = (rank, inputs) if factor == "A" else (outputs, rank)
         if header.shape != shape or header.dtype not in _READABLE:
@@ -294,19 +302,6 @@ def _has_experts(config: DecoderConfig, layer: int) -> bool:
     return layer < config.layers and config.experts_of(layer) is not None
 
 
-def module_sizes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+def module_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
     """Outputs and inputs of every module that can be changed."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    stacked = {
-        "qkv": ((config.query_size, config.kv_size, config.kv_size), hidden),
-        "output": ((hidden,), config.query_size),
-        "gate_up": ((inner, inner), hidden),
-        "down": ((hidden,), inner),
-    }
-    sizes: dict[str, tuple[int, int]] = {}
-    for field, names in config.modules.items():
-        outputs, inputs = stacked[field]
-        if len(names) < len(outputs):
-            outputs = (sum(outputs),)
-        sizes |= {name: (each, inputs) for name, each in zip(names, outputs, strict=True)}
-    return sizes
+    return {each.name: each.shape for part in WHOLE.modules(config).values() for each in part}

@@ -61,6 +61,22 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class ModuleShare:
+    """Of a linear module, as files name it: `rows` of its outputs, more than one cut where several
+    matrices lie one below the other in it, and `columns` of its inputs.
+    """
+
+    name: str
+    rows: tuple[Cut, ...]
+    columns: Cut
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs of the whole module."""
+        return self.rows[0].whole, self.columns.whole
+
+
+@dataclass(frozen=True)
 class Share:
     """What one of a worker's `ranks` holds, `rank` counting from 0."""
 
@@ -80,6 +96,27 @@ class Share:
     def kv_heads(self, count: int) -> Cut:
         """Those that this rank's query heads read."""
         return Cut(self.rank * count // self.ranks, max(count // self.ranks, 1), count)
+
+    def modules(self, config: DecoderConfig) -> dict[str, list[ModuleShare]]:
+        """Of the modules that each matrix of a layer is stacked of, see `DecoderConfig.modules`."""
+        hidden, inner = Cut.all(config.hidden_size), self.even(config.intermediate_size)
+        query = self.even(config.heads).times(config.head_dim)
+        kv = self.kv_heads(config.kv_heads).times(config.head_dim)
+        stacked = {
+            "qkv": ([query, kv, kv], hidden),
+            "output": ([hidden], query),
+            "gate_up": ([inner, inner], hidden),
+            "down": ([hidden], inner),
+        }
+        modules: dict[str, list[ModuleShare]] = {}
+        for field, names in config.modules.items():
+            cuts, columns = stacked[field]
+            rows = [[cut] for cut in cuts] if len(names) == len(cuts) else [Cut.stacked(cuts)]
+            modules[field] = [
+                ModuleShare(name, tuple(each), columns)
+                for name, each in zip(names, rows, strict=True)
+            ]
+        return modules
 
     def of(self, config: DecoderConfig) -> DecoderConfig:
         """The sizes of this share of a model; its vocabulary's stays the whole one.

@@ -245,33 +245,23 @@ def _outer_tensors(
 
 
 def _layer_tensors(config: DecoderConfig, share: Share, layer: int) -> dict[str, Fused | Norm]:
-    hidden = Cut.all(config.hidden_size)
-    query = share.even(config.heads).times(config.head_dim)
-    kv = share.kv_heads(config.kv_heads).times(config.head_dim)
     first = share.rank == 0  # what comes out of these is summed over the ranks
-    output_bias, down_bias = config.output_bias and first, config.mlp_bias and first
-    matrices = {
-        "qkv": ([query, kv, kv], hidden, config.qkv_bias),
-        "output": ([hidden], query, output_bias),
-    }
+    biases = {"qkv": config.qkv_bias, "output": config.output_bias and first}
     tensors: dict[str, Fused | Norm] = {**_norms(config)}
     if (experts := config.experts_of(layer)) is not None:
-        tensors |= _expert_tensors(experts, hidden, share)
+        tensors |= _expert_tensors(experts, Cut.all(config.hidden_size), share)
     else:
-        inner = share.even(config.intermediate_size)
-        matrices["gate_up"] = ([inner, inner], hidden, config.mlp_bias)
-        matrices["down"] = ([hidden], inner, down_bias)
-    for field, (rows, columns, bias) in matrices.items():
-        names = config.modules[field]
-        cuts = rows if len(names) == len(rows) else Cut.stacked(rows)
-        named = list(zip(names * (len(cuts) // len(names)), cuts, strict=True))
+        biases |= {"gate_up": config.mlp_bias, "down": config.mlp_bias and first}
+    modules = share.modules(config)
+    for field, bias in biases.items():
         order = share.of(config).qkv_order(layer) if field == "qkv" else None
-        weights, biases = (
-            tuple((f"{name}.{kind}", cut) for name, cut in named) for kind in ("weight", "bias")
+        weights, vectors = (
+            tuple((f"{each.name}.{kind}", cut) for each in modules[field] for cut in each.rows)
+            for kind in ("weight", "bias")
         )
-        tensors[field] = Fused(weights, columns, order)
+        tensors[field] = Fused(weights, modules[field][0].columns, order)
         if bias:
-            tensors[f"{field}_bias"] = Fused(biases, order=order)
+            tensors[f"{field}_bias"] = Fused(vectors, order=order)
     return tensors
 
 

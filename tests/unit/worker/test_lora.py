@@ -25,16 +25,18 @@ from pagefleet_worker.loading import load_engine
 from pagefleet_worker.model.config import DecoderConfig, load_config
 from pagefleet_worker.model.decoder import Decoder
 from pagefleet_worker.model.lora import read_adapter
-from pagefleet_worker.model.ranks import Ranks
 from pagefleet_worker.model.shares import Share
+from pagefleet_worker.model.weights import load_weights
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.model_loading import Means, load_model
 from pagefleet_worker.prepare import prepare
 from pagefleet_worker.step.engine import TorchEngine
 from tests.driver import Driver, Stream
 from tests.gpu_twin import Recorder, as_on_gpu
-from tests.lora import KINDS, make_adapter, with_adapters
+from tests.lora import KINDS, make_adapter, merged, with_adapters
 from tests.models import VOCAB_SIZE
+from tests.unit.worker.test_group import group_of
+from tests.unit.worker.test_weights import files_of
 
 SETTINGS = WorkerSettings(num_blocks=100, max_num_seqs=32, device="cpu", dtype="float32")
 TOKENS = 6
@@ -296,11 +298,76 @@ def test_models_that_transformers_computes_have_none(
         load_model(tmp_path, manifest, SETTINGS, means)
 
 
-def test_devices_that_share_a_model_have_none(adapted: Callable[[str], Adapted]) -> None:
-    folder = adapted("llama-biases").folder
-    means = Means(CPU, select(CPU), 10, _nothing, Ranks(Share(0, 2), in_order=True))
-    with pytest.raises(ModelError, match="leave out --lora-modules or --tensor-parallel-size"):
-        load_model(folder, Manifest.load(folder), SETTINGS, means)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("llama", 2), ("llama-tied", 4), ("qwen3", 2), ("phi3-partial", 2)]
+)
+def test_a_rank_has_the_share_of_an_adapter_that_it_has_of_the_merged_model(
+    name: str, ranks: int, kind: str, tmp_path: Path, small_model: Prepared
+) -> None:
+    """Also where several ranks hold the same keys and values, and where modules are stacked."""
+    model, config = small_model(name), load_config(small_model(name))
+    merged(model, make_adapter(kind, model, tmp_path / "adapter")).save_pretrained(tmp_path / "all")
+    adapter = read_adapter(tmp_path / "adapter", config)
+    for share in (Share(rank, ranks) for rank in range(ranks)):
+        before, after = (
+            load_weights(
+                files_of(folder), config, torch.float32, CPU, lambda *_: None, share=share
+            ).layers
+            for folder in (model, tmp_path / "all")
+        )
+        changes = adapter.layers(config, torch.float32, CPU, share)
+        for plain, changed, factors in zip(before, after, changes, strict=True):
+            for field in config.modules:
+                matrix = getattr(plain, field)
+                for each in factors[field]:
+                    outputs = slice(each.first, each.first + len(each.up))
+                    matrix[outputs] += each.scale * each.up @ each.down
+                torch.testing.assert_close(matrix, getattr(changed, field), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("llama-biases", 2),
+        *(
+            pytest.param(name, ranks, marks=pytest.mark.slow)
+            for name, ranks in (("llama-tied", 4), ("phi3-partial", 2), ("qwen3-moe", 2))
+        ),
+    ],
+)
+def test_ranks_add_up_what_merged_models_compute(
+    name: str, ranks: int, adapted: Callable[[str], Adapted], generator: random.Random
+) -> None:
+    """To the same bits in every company."""
+    model = adapted(name)
+    prompts, params = asked(generator)
+    with group_of(ranks, model.folder) as group:
+        together = Driver(group, chunk=7, lookahead=True).run(prompts, params)
+        alone = [
+            Driver(group).run([prompt], [each])[0]
+            for prompt, each in zip(prompts, params, strict=True)
+        ]
+    for stream in together:
+        oracle = model.oracles[stream.params.adapter]
+        check_greedy(stream, oracle)
+        assert max(errors(stream, oracle)) < 1e-4
+    assert [seen(each) for each in together] == [seen(each) for each in alone]
+
+
+@pytest.mark.slow
+def test_ranks_give_the_base_model_the_bits_that_it_has_without_adapters(
+    adapted: Callable[[str], Adapted], generator: random.Random
+) -> None:
+    model = adapted("llama-biases")
+    prompts, params = asked(generator)
+    params = [each for each in params if not each.adapter]
+    found = []
+    for folder in (model.plain, model.folder):
+        with group_of(2, folder) as group:
+            streams = Driver(group, chunk=9).run(prompts[: len(params)], params)
+            found.append([seen(each) for each in streams])
+    assert found[0] == found[1]
 
 
 @pytest.fixture
