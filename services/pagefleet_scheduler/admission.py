@@ -38,6 +38,8 @@ class Admission:
         self._outbox = outbox
         self._departures = Departures()
         self._arrivals = 0
+        self._fresh: list[Request] = []
+        """Requests that nobody took in before, and that may be too long for every worker."""
         self._deadlines: list[tuple[float, str]] = []
 
     def submit(self, gateway: bytes, submit: Submit, now: float) -> None:
@@ -64,8 +66,7 @@ class Admission:
             self._outbox.reject(request, Reason.OVERLOADED, "Too many requests wait already.")
         else:
             self._requests.begin(request, submit.choices)
-            if self.fits_nowhere(request):
-                self.refuse_as_too_long(request)
+            self._fresh.append(request)
 
     def _request(self, gateway: bytes, submit: Submit, now: float) -> Request:
         self._arrivals += 1
@@ -129,13 +130,19 @@ class Admission:
     # --- time -----------------------------------------------------------------------------------
 
     def watch(self, now: float) -> None:
-        """End requests whose deadline has passed, and forget those that were left long ago."""
+        """End requests whose deadline has passed, forget those that were left long ago, and refuse
+        new ones that no worker can take.
+        """
         self._departures.expire(now)
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, id = heappop(self._deadlines)
             request = self._requests.get(id)
             if request is not None and request.deadline == deadline:
                 self._requests.time_out(request)
+        if not self._placement.gathering:
+            fresh, self._fresh = self._fresh, []
+            for request in filter(self.fits_nowhere, fresh):
+                self.refuse_as_too_long(request)
 
     def _expect(self, deadline: float, id: str) -> None:
         """Remember a deadline; most requests end before theirs, and leave it behind for a while."""
@@ -145,11 +152,6 @@ class Admission:
         heappush(self._deadlines, (deadline, id))
 
     # --- what nobody can take -------------------------------------------------------------------
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence that some worker can hold."""
-        return max((planner.longest for planner in self._placement.planners), default=0)
 
     def fits_nowhere(self, request: Request) -> bool:
         """Whether a request goes on, and there are workers, but none that could ever hold it."""
@@ -161,7 +163,7 @@ class Admission:
         text = (
             f"The tokens of {beams}the prompt, {len(request.prompt)}, and those to generate, "
             f"{request.params.max_tokens}, are more than a worker can hold; the longest sequence "
-            f"that one can hold has {self.longest}."
+            f"that one can hold has {self._placement.longest}."
         )
         fault = "max_tokens" if request.params.max_tokens else None
         self._requests.refuse(request, Reason.TOO_LONG, text, fault)

@@ -118,7 +118,7 @@ class Scheduler:
             self.requests, self.placement, self.outbox, room, prioritized=prioritized
         )
         self.figures = Figures()
-        self.gateways = Gateways(epoch, self.requests, self.admission, self.outbox)
+        self.gateways = Gateways(epoch, self.placement, self.requests, self.admission, self.outbox)
         make_planner = partial(
             Planner,
             requeue=self.placement.waiting.add,
@@ -265,7 +265,7 @@ class Scheduler:
             workers=len(self.workers),
             running=self.placement.running,
             waiting=len(self.placement.waiting),
-            max_model_len=self.admission.longest,
+            max_model_len=self.placement.longest,
             unknown=unknown,
             stalled=self.stalled,
             engines=[worker.stats() for worker in self.workers],

@@ -9,6 +9,7 @@ the gateway has to submit again.
 from pagefleet.wire import PROTOCOL, GatewayBeat, Moved, Welcome
 from pagefleet_scheduler.admission import Admission
 from pagefleet_scheduler.outbox import Outbox
+from pagefleet_scheduler.placement import Placement
 from pagefleet_scheduler.requests import Requests
 from pagefleet_scheduler.sequence import Sequence
 from pagefleet_scheduler.usage import Usage
@@ -21,10 +22,16 @@ class Gateways:
     """The gateways that hold a lease, by their identities."""
 
     def __init__(
-        self, epoch: int, requests: Requests, admission: Admission, outbox: Outbox
+        self,
+        epoch: int,
+        placement: Placement,
+        requests: Requests,
+        admission: Admission,
+        outbox: Outbox,
     ) -> None:
         self.usage = Usage()
         self._epoch = epoch
+        self._placement = placement
         self._requests = requests
         self._admission = admission
         self._outbox = outbox
@@ -46,7 +53,7 @@ class Gateways:
     def hello(self, peer: bytes, now: float) -> None:
         """A gateway wants to be served."""
         self.hear(peer, now)
-        self._outbox.send(peer, Welcome(self._epoch, PROTOCOL))
+        self._outbox.send(peer, Welcome(self._epoch, PROTOCOL, self._placement.longest))
 
     def beat(self, peer: bytes, beat: GatewayBeat, now: float) -> list[str]:
         """Compare what a gateway has with what it was sent; returns what it must submit again."""

@@ -23,8 +23,9 @@ class Placement:
         self.planners: list[Planner] = []
         self._found = lru_cache(_FOUND)(self._find)
         self.quarantine = Quarantine()
-        self._gathering = False
-        """Whether streams wait for workers of their class of numerics that may not be heard yet."""
+        self.gathering = False
+        """Whether some workers may not have been heard yet: streams wait for those of their class
+        of numerics, and nothing is too long for good."""
         self.class_changes = 0
         """Times that a sequence with outputs went on at a worker of another class."""
 
@@ -54,9 +55,9 @@ class Placement:
             self.waiting.add(fork)
 
     def gather(self, gathering: bool) -> None:
-        """Let streams wait, or not, for workers of their class that may not have been heard yet."""
-        if gathering != self._gathering:
-            self._gathering = gathering
+        """Some workers may not have been heard yet, or all have been by now."""
+        if gathering != self.gathering:
+            self.gathering = gathering
             self._find_anew()
 
     def join(self, planner: Planner) -> None:
@@ -128,7 +129,7 @@ class Placement:
     def _find(self, needs: Needs, numerics: Numerics) -> Workers:
         able = [planner for planner in self.planners if planner.fits(needs)]
         same = [planner for planner in able if planner.numerics == numerics]
-        if not same and self._gathering and numerics:
+        if not same and self.gathering and numerics:
             return ()
         return tuple(same or able)
 
@@ -156,9 +157,18 @@ class Placement:
         called = (planner for planner in self.planners if planner.has_suspect)
         return next(sitting, None) or next(called, None)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that some worker can hold; 0 while that is not known."""
+        if self.gathering:
+            return 0
+        return max((planner.longest for planner in self.planners), default=0)
+
     def fits_nowhere(self, request: Request) -> bool:
-        """Whether there are workers, but none at which the request could ever run."""
-        return bool(self.planners) and not any(p.fits(request.needs) for p in self.planners)
+        """Whether there are workers, and all are heard, but none at which it could ever run."""
+        if self.gathering or not self.planners:
+            return False
+        return not any(planner.fits(request.needs) for planner in self.planners)
 
     def check(self, requests: Iterable[Request]) -> None:
         """Assert the invariants: every unfinished sequence, and no other, is at exactly one place.

@@ -6,11 +6,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pagefleet.wire import Finish
+from pagefleet.wire import Finish, pack_ints
 from pagefleet_scheduler.queue import Room
 from tests.simulation.cell import Cell, Wish
 from tests.simulation.clients import FORMS, Client, make_submit
-from tests.simulation.faults import Fault, Kill, Leave, Mangle, Stick, Stop
+from tests.simulation.faults import Fault, Interrupt, Kill, Leave, Mangle, Stick, Stop
 from tests.simulation.network import SCHEDULER, Mangling, Moment
 from tests.simulation.parties import SchedulerProcess
 from tests.simulation.test_matrix import calm, run
@@ -67,6 +67,35 @@ def test_more_than_the_queue_holds_is_refused_at_once(lost: str | None) -> None:
     refused = [client for client in cell.clients if client.rejected is not None]
     assert 1 <= len(refused) <= 14
     assert all(client.times[-1] < 0.4 for client in refused if lost is None)
+
+
+@pytest.mark.parametrize("form", ["seeded", "n2", "beam", "guided beam", "embedding"])
+@pytest.mark.parametrize("also", [[], [Kill(Moment("Result", 3), SCHEDULER, 0.3)]], ids=str)
+@pytest.mark.parametrize(("down", "refused"), [(20.0, False), (40.0, True)])
+def test_what_only_a_lost_worker_can_hold_waits_for_it_for_a_while(
+    down: float, refused: bool, also: list[Fault], form: str
+) -> None:
+    """Whoever schedules by then, and whatever came of it before; then it is told once why."""
+    large = make_submit("r0", form, random.Random(1), max_tokens=14)
+    large = msgspec.structs.replace(large, prompt=pack_ints(range(34)))
+    wish = Wish(1.5, 0, large, frozenset({"too_long"} if refused else ()))
+    others = [replace(wish, time=2.0) for wish in calm(form).wishes[1:]]
+    faults = [Kill(Moment("Result", 3), "worker0", down), *also]
+    cell = run(replace(calm(form), wishes=[wish, *others], lacking=22, faults=faults))
+    first, *rest = (client.rejected for client in cell.clients)
+    assert rest == [None]
+    assert (first is not None) == refused
+    assert first is None or "more than a worker can hold" in first.text
+    assert cell.world.now > (32 if refused else down)
+
+
+def test_a_new_request_waits_until_all_workers_of_a_new_scheduler_are_heard() -> None:
+    """Though it fits none of those that were heard first."""
+    large = make_submit("r0", "seeded", random.Random(1), max_tokens=14)
+    large = msgspec.structs.replace(large, prompt=pack_ints(range(34)))
+    late = Interrupt(2.0, "worker0", 0.6, inward=False, outward=True, mode="hold")
+    restart: list[Fault] = [Kill(2.0, SCHEDULER, 0.1), late]
+    run(replace(calm("seeded"), wishes=[Wish(2.5, 0, large)], lacking=22, faults=restart))
 
 
 @pytest.mark.parametrize("form", FORMS)

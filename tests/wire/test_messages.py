@@ -36,7 +36,7 @@ GOLDEN: list[tuple[wire.Message, str]] = [
         + "0700000102" + "0304c40200ff"
         + "9198a17291" + "00cb3ff80000000000001401a6626c6f636b730605",
     ),
-    (wire.Welcome(5, 1), "93a757656c636f6d650501"),
+    (wire.Welcome(5, 1, 9), "94a757656c636f6d65050109"),
     (wire.Moved("r"), "92a54d6f766564a172"),
     (wire.Join(9), "92a44a6f696e09"),
     (wire.Fence("late"), "92a546656e6365a46c617465"),

@@ -227,7 +227,11 @@ class SchedulerLink:
             self.counters.void += 1
             return Reaction()
         self._heard = now
-        reaction = self._enter(message.epoch, now)
+        due = self._learn(message.max_model_len) if isinstance(message, Welcome | Pulse) else []
+        if message.epoch != self.epoch:
+            self._enter(message.epoch)
+            due = list(self._open.values())
+        reaction = Reaction([self._hand_over(each, now) for each in due])
         match message:
             case Welcome():
                 self._welcomed = True
@@ -236,8 +240,6 @@ class SchedulerLink:
                 self.pulse = message
                 for request in message.unknown:
                     reaction.extend(self._submit_again(request, now))
-                if message.max_model_len:
-                    reaction.messages += self._learn(message.max_model_len, now)
             case Outputs():
                 for piece in message.prompts:
                     reaction.extend(self._prompt_output(piece, now))
@@ -245,15 +247,12 @@ class SchedulerLink:
                     reaction.extend(self._output(item, now))
         return reaction
 
-    def _enter(self, epoch: int, now: float) -> Reaction:
-        if epoch == self.epoch:
-            return Reaction()
+    def _enter(self, epoch: int) -> None:
         if self.epoch is not None:
             self._left_epochs.add(self.epoch)
             self._welcomed = False
         self.epoch = epoch
         self.pulse = None
-        return Reaction([self._hand_over(submission, now) for submission in self._open.values()])
 
     def _hand_over(self, submission: OpenSubmission, now: float) -> Submit:
         self.counters.resubmissions += submission.attempt > 0
@@ -265,14 +264,14 @@ class SchedulerLink:
             return Reaction()
         return Reaction([self._hand_over(submission, now)])
 
-    def _learn(self, longest: int, now: float) -> list[FromGateway]:
-        """What is said when workers hold `longest` tokens: they may be fewer as long as one that
-        holds more is being started again, and no stream is to become shorter by that.
+    def _learn(self, longest: int) -> list[OpenSubmission]:
+        """What becomes shorter when workers hold `longest` tokens: they may be fewer as long as one
+        that holds more is being started again, and no stream is to become shorter by that.
         """
-        known, self.longest = self.longest, longest
-        if known is not None:
+        if not longest:
             return []
-        return [self._hand_over(each, now) for each in self._open.values() if each.shrink(longest)]
+        known, self.longest = self.longest, longest
+        return [] if known else [each for each in self._open.values() if each.shrink(longest)]
 
     def _rejected(self, message: Rejected) -> Reaction:
         submission = self._open.get(message.request)

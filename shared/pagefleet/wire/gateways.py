@@ -134,6 +134,8 @@ class Welcome(Message, frozen=True):
 
     epoch: int
     protocol: int
+    max_model_len: int = 0
+    """As `Pulse` says it."""
 
 
 class EngineStats(Part, frozen=True):
@@ -206,7 +208,8 @@ class Pulse(Message, frozen=True):
     running: int
     waiting: int
     max_model_len: int
-    """The longest sequence that some worker's pool holds; 0 while there is no worker."""
+    """The longest sequence that some worker's pool holds; 0 while there is no worker, or some may
+    not have been heard yet."""
     unknown: list[str]
     """Requests of the beat that the scheduler does not have: submit them again."""
     stalled: bool

@@ -100,6 +100,14 @@ def test_what_takes_what_fits_is_shortened_when_the_first_worker_is_known() -> N
     link.check()
 
 
+def test_what_takes_what_fits_is_handed_over_once_if_that_is_known_with_the_welcome() -> None:
+    link = SchedulerLink(0.0)
+    link.submit(submit("fits"), 0.0, shrinks=True)
+    (sent,) = link.handle(Welcome(7, PROTOCOL, 9), 0.1).messages
+    assert isinstance(sent, Submit)
+    assert (sent.attempt, sent.params.max_tokens) == (1, 5)
+
+
 def test_tokens_arrive_once() -> None:
     link = running()
     assert link.handle(Outputs(7, [output(0, 1, 2)]), 1).news == [output(0, 1, 2)]

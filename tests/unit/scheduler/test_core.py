@@ -141,11 +141,30 @@ def test_what_can_never_fit_is_refused_at_once(
 ) -> None:
     """Where no token is asked for it is not their number's fault."""
     cell.join(blocks=4)
+    cell.settle()
     (rejected,) = cell.submit(prompt=prompt, max_tokens=tokens)
     assert isinstance(rejected, Rejected)
     assert (rejected.reason, rejected.param) == (Reason.TOO_LONG, param)
     assert "16" in rejected.text
     assert not cell.scheduler.requests
+
+
+@pytest.mark.parametrize("blocks", [4, 40])
+def test_nothing_is_too_long_before_all_workers_can_have_been_heard(
+    blocks: int, cell: Cell
+) -> None:
+    """Those of the scheduler before this one say hello one after another."""
+    cell.join(b"small", blocks=4)
+    cell.submit("long", prompt=17)
+    assert isinstance(welcome := cell.tell(b"g", GatewayHello(PROTOCOL))[0], Welcome)
+    assert welcome.max_model_len == 0
+    cell.join(b"other", blocks=blocks)
+    cell.settle()
+    rejected = [m.request for _, m in cell.sent if isinstance(m, Rejected)]
+    assert rejected == (["long"] if blocks == 4 else [])
+    assert bool(cell.plans(b"other")) == (blocks > 4)
+    assert isinstance(welcome := cell.tell(b"g", GatewayHello(PROTOCOL))[-1], Welcome)
+    assert welcome.max_model_len == min(4 * blocks, 100)
 
 
 def test_a_prompt_without_tokens_is_refused(cell: Cell) -> None:
