@@ -205,6 +205,7 @@ def attention_case(
     *,
     invariant: bool = False,
     sloped: bool = False,
+    sinking: bool = False,
     eight_bits: bool = False,
     block_size: int = 16,
     dtype: torch.dtype = torch.bfloat16,
@@ -219,6 +220,7 @@ def attention_case(
         tables = _empty(rows, 16384 // block_size, dtype=torch.int32)
         starts, offsets = (_empty(n, dtype=torch.int32) for n in (rows, rows + 1))
         options["slopes"] = _empty(heads, dtype=torch.float32) if sloped else None
+        options["sinks"] = _empty(heads, dtype=torch.float32) if sinking else None
         if eight_bits:
             options["kv_scales"] = _empty(2, kv_heads, dtype=torch.float32)
         tiling = choose_tiling(query, cache, tables, chip, invariant=invariant)
@@ -334,6 +336,9 @@ CASES: dict[str, Callable[[Chip], object]] = {
     "Gemma 2 prefill, invariant": attention_case(8192, 3, 16, 8, 256, invariant=True),
     "ALiBi decode": attention_case(64, 64, 32, 32, 80, sloped=True, block_size=64),
     "ALiBi prefill": attention_case(2048, 3, 32, 32, 96, sloped=True),
+    "gpt-oss decode": attention_case(64, 64, 64, 8, 64, sinking=True),
+    "gpt-oss decode, one row": attention_case(1, 1, 64, 8, 64, sinking=True),
+    "gpt-oss prefill, window": attention_case(2048, 3, 64, 8, 64, sinking=True, window=128),
     "float32 prefill": attention_case(2048, 3, 32, 8, 64, dtype=torch.float32),
     "8B writes": _write_case(32, 8, 128),
     "80-wide writes": _write_case(32, 32, 80),

@@ -49,6 +49,8 @@ def full(inputs: Inputs) -> Iterator[partial[Check]]:
     yield partial(_invariant_attention, inputs, bfloat16, _LLAMA)
     slopes = torch.linspace(0.01, 0.5, 32, device=inputs.device)
     yield partial(_attention, inputs, MIXED, bfloat16, _LLAMA, slopes=slopes)
+    for rows in (DECODE, MIXED):
+        yield partial(_attention, inputs, rows, bfloat16, _LLAMA, window=100, sinks=8 * slopes)
     yield partial(_attention, inputs, MIXED, torch.float32, _SMALL)
     for size, block_size in ((64, 64), (80, 16), (96, 32), (256, 16)):
         shape = {"heads": 8, "kv_heads": 2, "head_size": size, "block_size": block_size}

@@ -25,14 +25,13 @@ from torch import Tensor
 
 from pagefleet_kernels import reference
 from pagefleet_kernels.cpu_cache import block_bytes, computed_in, dense_heads, has_panels, in_panels
-from pagefleet_kernels.cpu_ir import (
-    device,
-)
+from pagefleet_kernels.cpu_ir import device
 from pagefleet_kernels.cpu_launch import (
     FORMATS,
     KEPT,
     Kernel,
     Scratch,
+    address_of,
     fields,
     next_task,
     thread_number,
@@ -52,7 +51,9 @@ from pagefleet_kernels.cpu_rows import PANEL, Block, store_row
 from pagefleet_kernels.cpu_simd import (
     broadcast,
     copy_bytes,
+    exp,
     fetch_add,
+    first,
     load_float,
     load_int32,
     store_float,
@@ -70,8 +71,8 @@ class Arguments(ctypes.Structure):
 
     _fields_ = fields(
         "query query_stride output keys values block_bytes tables table_stride starts offsets rows "
-        "kv_scales heads group padded block_size tokens_per_task capacity window slopes rooms "
-        "room_size partials partial_size arrivals",
+        "kv_scales heads group padded block_size tokens_per_task capacity window slopes sinks "
+        "rooms room_size partials partial_size arrivals",
         "scale softcap",
     )
 
@@ -114,7 +115,9 @@ def _load_queries(block: Any, arguments: Any, task: Task, head: int, queries: in
 
 @device
 def _finish(block: Any, arguments: Any, task: Task, head: int, states: int) -> None:
-    """Divides the sums of a task's queries by their totals, into the output."""
+    """Divides the sums of a task's queries by their totals, into the output. A sink comes to the
+    total here, once, whatever parts the sums were made of.
+    """
     group, scale = arguments.group, 1.0
     if block.scaled:
         scale = load_float(arguments.kv_scales + (arguments.heads + head) * 4)
@@ -122,7 +125,11 @@ def _finish(block: Any, arguments: Any, task: Task, head: int, states: int) -> N
         token, number = task.token + query // group, head * group + query % group
         target = arguments.output + (token * arguments.heads * group + number) * block.head_bytes
         state = states + query * block.state_bytes
-        store_row(block, state, target, load_float(state + block.row_bytes + 4) / scale)
+        weight = load_float(state + block.row_bytes + 4)
+        if arguments.sinks:
+            sink = load_float(arguments.sinks + number * 4)
+            weight += first(exp(broadcast(sink - load_float(state + block.row_bytes))))
+        store_row(block, state, target, weight / scale)
 
 
 @device
@@ -291,12 +298,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        dtype: torch.dtype,
-        kv_dtype: torch.dtype,
-        head_size: int,
-        query_heads: int,
-        heads: int,
+        cls, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int, query_heads: int, heads: int
     ) -> "Shape":
         """How heads of `head_size` are computed, over a pool of `kv_dtype`."""
         group, form, kept = query_heads // heads, FORMATS[dtype], KEPT[kv_dtype]
@@ -363,6 +365,7 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
     """`reference.attention`, compiled, over caches that are `in_panels`; other caches go to the
@@ -371,7 +374,8 @@ def attention(
     if not in_panels(key_cache):
         return reference.attention(
             query, key_cache, value_cache, tables, starts, offsets,
-            scale=scale, window=window, softcap=softcap, slopes=slopes, kv_scales=kv_scales,
+            scale=scale, window=window, softcap=softcap,
+            slopes=slopes, sinks=sinks, kv_scales=kv_scales,
         )  # fmt: skip
     _, heads, block_size, head_size = key_cache.shape
     rows, width = tables.shape
@@ -386,9 +390,9 @@ def attention(
         queries.data_ptr(), queries.stride(0) * itemsize, output.data_ptr(),
         key_cache.data_ptr(), value_cache.data_ptr(), block_bytes(key_cache, value_cache),
         tables.data_ptr(), tables.stride(0) * 4, starts.data_ptr(), offsets.data_ptr(), rows,
-        0 if kv_scales is None else kv_scales.data_ptr(), heads,
+        address_of(kv_scales), heads,
         shape.group, shape.padded, block_size, shape.tokens_per_task, shape.capacity,
-        window, 0 if slopes is None else slopes.data_ptr(),
+        window, address_of(slopes), address_of(sinks),
         rooms, shape.room_size, partials, shape.partial_size, arrivals,
         scale, softcap,
     )  # fmt: skip

@@ -19,7 +19,15 @@ from pagefleet_kernels.cpu_ir import (
     Format,
     device,
 )
-from pagefleet_kernels.cpu_launch import FORMATS, KEPT, Kernel, fields, next_tasks, threads_for
+from pagefleet_kernels.cpu_launch import (
+    FORMATS,
+    KEPT,
+    Kernel,
+    address_of,
+    fields,
+    next_tasks,
+    threads_for,
+)
 from pagefleet_kernels.cpu_rows import PANEL, WORD_BYTES
 from pagefleet_kernels.cpu_simd import (
     broadcast,
@@ -231,10 +239,6 @@ def dense_heads(heads: Tensor) -> Tensor:
     return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
 
 
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
 def write_kv(
     key: Tensor,
     value: Tensor,
@@ -256,7 +260,7 @@ def write_kv(
         tokens, 0, 0, 0,
         key.data_ptr(), key.stride(0) * itemsize, value.data_ptr(), value.stride(0) * itemsize,
         0, 0, key_cache.data_ptr(), value_cache.data_ptr(), block_bytes(key_cache, value_cache),
-        _address(kv_scales), slots.data_ptr(), 0, heads, head_size, key_cache.shape[2],
+        address_of(kv_scales), slots.data_ptr(), 0, heads, head_size, key_cache.shape[2],
     )  # fmt: skip
 
 
@@ -287,7 +291,7 @@ def rotary_write_kv(
         key.data_ptr(), key.stride(0) * itemsize, value.data_ptr(), value.stride(0) * itemsize,
         cos_sin.data_ptr(), positions.data_ptr(),
         key_cache.data_ptr(), value_cache.data_ptr(), block_bytes(key_cache, value_cache),
-        _address(kv_scales), slots.data_ptr(), queries.shape[1], heads, head_size,
+        address_of(kv_scales), slots.data_ptr(), queries.shape[1], heads, head_size,
         key_cache.shape[2],
     )  # fmt: skip
     return rotated.to(query.dtype)

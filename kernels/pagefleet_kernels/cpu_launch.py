@@ -31,6 +31,7 @@ import torch
 from llvmlite import binding
 from numba import types
 from numba.core import registry
+from torch import Tensor
 
 from pagefleet_kernels import cpu_store
 from pagefleet_kernels.cpu_ir import (
@@ -88,6 +89,11 @@ def next_tasks(record: Any, count: int) -> Any:
     share = max(left // (2 * record.threads), 1)
     begin = fetch_add(record.here + 24, share)
     return begin, min(begin + share, count)
+
+
+def address_of(tensor: Tensor | None) -> int:
+    """Where its numbers are; 0 if there is none."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 class Kernel:

@@ -19,7 +19,7 @@ from pagefleet_kernels.cpu_ir import (
     Format,
     device,
 )
-from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_task, threads_for
+from pagefleet_kernels.cpu_launch import FORMATS, Kernel, address_of, fields, next_task, threads_for
 from pagefleet_kernels.cpu_simd import (
     add,
     broadcast,
@@ -291,14 +291,13 @@ def add_rms_norm(
         return reference.add_rms_norm(values, residual, weight, eps, post, factor)
     added = torch.empty_like(residual)
     output = added if weight is None else torch.empty_like(residual)
-    places = [0 if each is None else each.data_ptr() for each in (weight, post)]
     wide = any(each is not None and each.dtype != values.dtype for each in (weight, post))
     _norm_kernel(FORMATS[values.dtype])(
         threads_for(values.numel()),
         values.shape[0], 1, values.shape[1],
         values.data_ptr(), values.stride(0) * values.element_size(),
-        residual.data_ptr(), added.data_ptr(), places[0], output.data_ptr(), places[1], wide,
-        eps, factor,
+        residual.data_ptr(), added.data_ptr(), address_of(weight),
+        output.data_ptr(), address_of(post), wide, eps, factor,
     )  # fmt: skip
     return output, added
 

@@ -24,7 +24,7 @@ from pagefleet_kernels import cpu_layers, reference
 from pagefleet_kernels.cpu_gemm import PANEL, PANEL_VECTORS, TILE_ROWS, product, sums_of_a_tile
 from pagefleet_kernels.cpu_grouped import Weights
 from pagefleet_kernels.cpu_ir import LANES, Format, device
-from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_tasks
+from pagefleet_kernels.cpu_launch import FORMATS, Kernel, address_of, fields, next_tasks
 from pagefleet_kernels.cpu_lora import PackedLoras, add_loras, send_for_loras
 from pagefleet_kernels.cpu_packing import arena, interleaved, packed, packed_groups
 from pagefleet_kernels.cpu_simd import (
@@ -191,7 +191,7 @@ class PackedLinear:
             "panel_bytes": self.panels.nbytes // count,
             "panel_count": count,
             "steps": steps,
-            "bias": 0 if self._bias is None else self._bias.data_ptr(),
+            "bias": address_of(self._bias),
             "epilogue": self.epilogue,
             "columns": self.columns,
         }

@@ -15,7 +15,7 @@ from pagefleet_kernels import cpu_attention
 from pagefleet_kernels.cpu_cache import has_panels
 from pagefleet_kernels.cpu_experts import PackedExperts, Room
 from pagefleet_kernels.cpu_grouped import Weights, blocks_size
-from pagefleet_kernels.cpu_launch import FORMATS
+from pagefleet_kernels.cpu_launch import FORMATS, address_of
 from pagefleet_kernels.cpu_linear import PackedLinear
 from pagefleet_kernels.cpu_lora import PackedLoras
 from pagefleet_kernels.cpu_program import Program, Stage
@@ -75,8 +75,7 @@ class LayerStack:
         self._bind_tokens(tokens, caches, positions, slots)
         self._bind_rows(threads, tables, starts, offsets)
         for stage in (Stage.LINEAR, Stage.SHRINK):
-            place = 0 if adapters is None else adapters.data_ptr()
-            self._program.records[stage]["adapters"] = place
+            self._program.records[stage]["adapters"] = address_of(adapters)
         self._program.rewind(threads)
         for first, last in self._program.sections:
             self._program.run(first, last)

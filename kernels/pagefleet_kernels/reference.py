@@ -38,6 +38,7 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of every row's tokens over the row's blocks.
@@ -53,6 +54,8 @@ def attention(
         window: a query sees its own position and the window - 1 before it; 0 means all.
         softcap: scores become softcap * tanh(score / softcap); 0 means off.
         slopes: float32 [H], ALiBi: slope * (key position - query position) is added to the scores.
+        sinks: float32 [H], of each head a score of nothing: it takes its part of the weights, and
+            no value comes of it (attention sinks, Xiao et al., ICLR 2024, section 3.3).
         kv_scales: for caches of uint8, see `write_kv`.
 
     Returns:
@@ -90,7 +93,11 @@ def attention(
         hidden = distance > 0
         if window:
             hidden |= distance <= -window
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            nothing = sinks.to(compute)[:, None, None].expand(-1, last - first, 1)
+            scores = torch.cat([scores, nothing], dim=-1)
+        weights = scores.softmax(dim=-1)[..., :context]
         output[first:last] = torch.einsum("htc,hcd->thd", weights, values).to(query.dtype)
     return output
 

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagefleet_kernels.triton_jit import INTERPRETED, jit, jit_once_for
-from pagefleet_kernels.triton_online_softmax import attend, merge
+from pagefleet_kernels.triton_online_softmax import attend, merge, with_sinks
 from pagefleet_kernels.triton_tiling import Chip, Tiling, chip_of, choose_tiling, matrix_side
 
 _DOT_TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -73,6 +73,7 @@ def _attention_kernel(
     starts: tl.tensor,
     offsets: tl.tensor,
     slopes: tl.tensor,
+    sinks: tl.tensor,
     kv_scales: tl.tensor,
     output: tl.tensor,
     split_sums: tl.tensor,
@@ -94,6 +95,7 @@ def _attention_kernel(
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     SLOPED: tl.constexpr,
+    SINKING: tl.constexpr,
     CONCURRENT: tl.constexpr,
     SERIAL: tl.constexpr,
     DOT_TYPE: tl.constexpr,
@@ -187,6 +189,8 @@ def _attention_kernel(
         tl.store(split_stats + parts * 2, top, mask=asked)
         tl.store(split_stats + parts * 2 + 1, mass, mask=asked)
     else:
+        if SINKING:
+            mass = with_sinks(mass, top, tl.load(sinks + head, mask=asked, other=0.0))
         mass = tl.where(asked, mass, 1.0)
         result = (sums / mass[:, None]).to(output.dtype.element_ty)
         tl.store(output + answers[:, None] * HEAD_SIZE + dims[None, :], result, mask=mask)
@@ -198,6 +202,7 @@ def _merge_kernel(
     split_stats: tl.tensor,
     starts: tl.tensor,
     offsets: tl.tensor,
+    sinks: tl.tensor,
     output: tl.tensor,
     rows: tl.tensor,
     split: tl.tensor,
@@ -207,6 +212,7 @@ def _merge_kernel(
     HEAD_TILE: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKING: tl.constexpr,
 ) -> None:
     """One program per (token, head): merge the splits that the token sees, in order."""
     token = tl.program_id(0)
@@ -221,7 +227,8 @@ def _merge_kernel(
     oldest = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
     dims = tl.arange(0, HEAD_TILE)
     mask = (dims < HEAD_SIZE)[None, :]
-    answers = token.to(tl.int64) * HEADS + tl.program_id(1) + tl.arange(0, 1)
+    head = tl.program_id(1) + tl.arange(0, 1)
+    answers = token.to(tl.int64) * HEADS + head
     sums = tl.zeros([1, HEAD_TILE], tl.float32)
     top = tl.full([1], float("-inf"), tl.float32)
     mass = tl.zeros([1], tl.float32)
@@ -232,6 +239,8 @@ def _merge_kernel(
         part_top = tl.load(split_stats + parts * 2)
         part_mass = tl.load(split_stats + parts * 2 + 1)
         sums, top, mass = merge(sums, top, mass, part_sums, part_top, part_mass)
+    if SINKING:
+        mass = with_sinks(mass, top, tl.load(sinks + head))
     result = (sums / mass[:, None]).to(output.dtype.element_ty)
     tl.store(output + answers[:, None] * HEAD_SIZE + dims[None, :], result, mask=mask)
 
@@ -261,6 +270,7 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     kv_scales: Tensor | None = None,
     invariant: bool = False,
     tiling: Tiling | None = None,
@@ -296,6 +306,7 @@ def attention(
         "HEAD_TILE": matrix_side(head_size),
         "KEYS": tiling.keys,
         "WINDOW": window,
+        "SINKING": sinks is not None,
         "enable_fp_fusion": not invariant,
     }
     tiles = tokens // (tiling.queries // group) + rows
@@ -307,6 +318,7 @@ def attention(
         starts,
         offsets,
         query if slopes is None else slopes,
+        query if sinks is None else sinks,
         query if kv_scales is None else kv_scales,
         output,
         split_sums,
@@ -337,6 +349,7 @@ def attention(
             split_stats,
             starts,
             offsets,
+            query if sinks is None else sinks,
             output,
             rows,
             tiling.split,

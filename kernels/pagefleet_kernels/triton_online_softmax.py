@@ -42,6 +42,12 @@ def merge(
 
 
 @jit
+def with_sinks(mass: tl.tensor, top: tl.tensor, sinks: tl.tensor) -> tl.tensor:
+    """The total weights with those of sinks, which count once, behind all keys."""
+    return mass + tl.exp2(tl.fma(sinks, _LOG2_E, -top))
+
+
+@jit
 def _load_keys(
     base: tl.tensor,
     places: tl.tensor,

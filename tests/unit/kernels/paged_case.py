@@ -95,15 +95,29 @@ def paged_case(
     )
 
 
+def per_head(options: dict[str, Any], heads: int, seed: int = 0) -> dict[str, Any]:
+    """Options of attention, with random numbers for each head where they are True."""
+    generator = torch.Generator().manual_seed(seed)
+    ranges = {"slopes": (0, 1), "sinks": (-4, 8)}
+    return {
+        name: torch.empty(heads).uniform_(*ranges[name], generator=generator)
+        if value is True
+        else value
+        for name, value in options.items()
+    }
+
+
 def dense_attention(case: PagedCase, scale: float, **options: Any) -> Tensor:
     """The oracle: float64, without pages, by torch's own `scaled_dot_product_attention` where it
-    can (it knows no soft cap).
+    can (it knows no soft cap and no sinks).
     """
     window, softcap = options.get("window", 0), options.get("softcap", 0.0)
-    slopes = options.get("slopes")
+    slopes, sinks = options.get("slopes"), options.get("sinks")
     outputs = []
     for row, start in enumerate(case.starts.tolist()):
         first, last = case.offsets[row : row + 2].tolist()
+        if first == last:
+            continue
         query = case.query[first:last].double().transpose(0, 1)
         groups = query.shape[0] // case.keys[row].shape[0]
         key = case.keys[row].double().repeat_interleave(groups, 0)
@@ -113,9 +127,13 @@ def dense_attention(case: PagedCase, scale: float, **options: Any) -> Tensor:
         bias = torch.zeros(distance.shape, dtype=torch.float64).masked_fill(~seen, -torch.inf)
         if slopes is not None:
             bias = bias + slopes.double()[:, None, None] * distance
-        if softcap:
-            scores = softcap * torch.tanh(query @ key.transpose(1, 2) * scale / softcap)
-            output = torch.softmax(scores + bias, -1) @ value
+        if softcap or sinks is not None:
+            scores = query @ key.transpose(1, 2) * scale
+            scores = (softcap * torch.tanh(scores / softcap) if softcap else scores) + bias
+            most = scores.amax(-1, keepdim=True)
+            powers = torch.exp(scores - most)
+            sunk = torch.exp(sinks.double()[:, None, None] - most) if sinks is not None else 0
+            output = powers / (powers.sum(-1, keepdim=True) + sunk) @ value
         else:
             output = torch.nn.functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=bias.expand(query.shape[0], -1, -1), scale=scale

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from pagefleet_kernels import cpu_attention, reference
-from tests.unit.kernels.paged_case import PagedCase, dense_attention, fresh_seed, paged_case
+from tests.unit.kernels.paged_case import (
+    PagedCase,
+    dense_attention,
+    fresh_seed,
+    paged_case,
+    per_head,
+)
 
 SHAPES = [
     pytest.param(9, 3, 64, 16, torch.float32, id="smollm2-float32"),
@@ -17,7 +23,13 @@ SHAPES = [
     pytest.param(2, 2, 72, 32, torch.float32, id="odd-float32", marks=pytest.mark.slow),
 ]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
-OPTIONS = [{}, {"window": 150}, {"softcap": 2.5}, {"slopes": True}]
+OPTIONS = [
+    {},
+    {"window": 150},
+    {"softcap": 2.5},
+    {"slopes": True},
+    {"window": 150, "sinks": True},
+]
 
 
 def random_rows(generator: random.Random) -> list[tuple[int, int]]:
@@ -40,8 +52,7 @@ def test_agrees_with_dense_attention(heads, kv_heads, head_size, block_size, dty
         head_size=head_size,
         block_size=block_size,
     ).in_panels()
-    if "slopes" in options:
-        options = {"slopes": torch.rand(heads)}
+    options = per_head(options, heads, seed)
     scale = head_size**-0.5
     output = cpu_attention.attention(*case.arguments(), scale=scale, **options)
     expected = dense_attention(case, scale, **options)
@@ -78,8 +89,7 @@ def test_decode_prefill_and_chunks_give_the_same_bits(
         head_size=head_size,
         block_size=block_size,
     ).in_panels()
-    if "slopes" in options:
-        options = {"slopes": torch.rand(heads)}
+    options = per_head(options, heads, seed)
     whole = cpu_attention.attention(*case.arguments(), scale=0.2, **options)[:length]
     begin = 0
     while begin < length:
@@ -113,6 +123,16 @@ def test_threads_and_batch_do_not_change_a_bit():
             alone = cpu_attention.attention(*part(case, row, 0, count), scale=0.1)
             first = int(case.offsets[row])
             assert torch.equal(alone, outputs[0][first : first + count]), row
+
+
+def test_sinks_of_any_size_take_their_part():
+    case = paged_case([(300, 1), (20, 40)], seed=fresh_seed(), heads=6)
+    sinks = torch.tensor([-1e4, -100, 0, 60, 100, 1e4])
+    output = cpu_attention.attention(*case.in_panels().arguments(), scale=0.1, sinks=sinks)
+    expected = dense_attention(case, 0.1, sinks=sinks)
+    torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=2e-6)
+    without = cpu_attention.attention(*case.in_panels().arguments(), scale=0.1)
+    assert torch.equal(output[:, :2], without[:, :2])
 
 
 def test_nan_in_a_later_token_or_another_row_stays_there():

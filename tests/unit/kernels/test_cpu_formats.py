@@ -20,7 +20,7 @@ from pagefleet_kernels import (
 )
 from pagefleet_kernels.cpu_ir import Format
 from pagefleet_kernels.cpu_simd import load_floats, load_numbers, store_floats, store_numbers
-from tests.unit.kernels.paged_case import PagedCase, as_panels, fresh_seed, paged_case
+from tests.unit.kernels.paged_case import PagedCase, as_panels, fresh_seed, paged_case, per_head
 from tests.unit.kernels.test_cpu_attention import part
 
 NAN, E4M3 = 0x7F, Format.E4M3
@@ -167,7 +167,7 @@ def random_case(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"window": 150}, {"softcap": 2.5, "slopes": True}],
+    [{}, {"window": 150}, {"softcap": 2.5, "slopes": True, "sinks": True}],
     ids=lambda options: "-".join(options) or "plain",
 )
 @pytest.mark.parametrize(("heads", "kv_heads", "head_size", "block_size", "dtype"), SHAPES)
@@ -178,9 +178,7 @@ def test_attention_agrees_with_the_reference(
     rows = [(chooser.choice([0, 1, 100, 127, 128, 300]), 1) for _ in range(4)]
     rows += [(start, chooser.choice([0, 2, 17, 50])) for start in (0, 15, 120, 128)]
     case, scales = random_case(rows, heads, kv_heads, head_size, block_size, dtype)
-    if "slopes" in options:
-        options = {**options, "slopes": torch.rand(heads)}
-    options = {"scale": 0.1, "kv_scales": scales * 1.25, **options}
+    options = {"scale": 0.1, "kv_scales": scales * 1.25, **per_head(options, heads)}
     query, *caches = case.arguments()
     caches[2] = caches[2].clamp(min=0)
     expected = reference.attention(query.double(), *caches, **options)

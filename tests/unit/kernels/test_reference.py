@@ -7,20 +7,21 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from pagefleet_kernels import reference
-from tests.unit.kernels.paged_case import dense_attention, fresh_seed, paged_case
+from tests.unit.kernels.paged_case import dense_attention, fresh_seed, paged_case, per_head
 
 ROWS = [(0, 1), (7, 9), (40, 1), (0, 33), (16, 0), (15, 17)]
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"window": 5}, {"softcap": 3.0}, {"slopes": torch.tensor([0.5, 0.1, 0.02, 1.0])}],
+    [{}, {"window": 5}, {"softcap": 3.0}, {"slopes": True}, {"window": 5, "sinks": True}],
     ids=lambda options: "-".join(options) or "plain",
 )
 def test_attention_is_dense_attention_over_the_rows_blocks(options):
     case = paged_case(
         ROWS, seed=fresh_seed(), dtype=torch.float64, heads=4, kv_heads=2, head_size=8
     )
+    options = per_head(options, 4)
     output = reference.attention(*case.arguments(), scale=0.3, **options)
     torch.testing.assert_close(output, dense_attention(case, 0.3, **options))
 

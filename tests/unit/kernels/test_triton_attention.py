@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pagefleet_kernels import dispatch
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_tiling import Tiling, chip_of, choose_tiling
-from tests.unit.kernels.paged_case import dense_attention, paged_case
+from tests.unit.kernels.paged_case import dense_attention, paged_case, per_head
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 BORDERS = [0, 1, 14, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65]
@@ -39,7 +39,13 @@ SHAPES = st.fixed_dictionaries(
 )
 HEADS = st.sampled_from([(1, 1), (3, 1), (4, 2), (7, 1)])
 OPTIONS = st.fixed_dictionaries(
-    {}, optional={"window": st.sampled_from([1, 5, 16, 33]), "softcap": st.just(3.0)}
+    {},
+    optional={
+        "window": st.sampled_from([1, 5, 16, 33]),
+        "softcap": st.just(3.0),
+        "slopes": st.just(True),
+        "sinks": st.just(True),
+    },
 )
 TILINGS = st.one_of(
     st.none(),
@@ -55,12 +61,10 @@ TILINGS = st.one_of(
 )
 
 
-def check_attention(rows, shape, heads, options, sloped, tiling, invariant, seed):
+def check_attention(rows, shape, heads, options, tiling, invariant, seed):
     heads, kv_heads = heads
     case = paged_case(rows, seed=seed, heads=heads, kv_heads=kv_heads, **shape)
-    options = dict(options)
-    if sloped:
-        options["slopes"] = torch.rand(heads, generator=torch.Generator().manual_seed(seed))
+    options = per_head(options, heads, seed)
     event(f"{'given' if tiling else 'chosen'} tiling, {len(rows)} rows")
     scale = shape["head_size"] ** -0.5
     output = attention(
@@ -71,7 +75,7 @@ def check_attention(rows, shape, heads, options, sloped, tiling, invariant, seed
     torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-CASES = given(ROWS, SHAPES, HEADS, OPTIONS, st.booleans(), TILINGS, st.booleans(), SEEDS)
+CASES = given(ROWS, SHAPES, HEADS, OPTIONS, TILINGS, st.booleans(), SEEDS)
 test_agrees_with_dense_attention = QUICK(CASES(check_attention))
 test_agrees_with_dense_attention_at_length = pytest.mark.slow(LONG(CASES(check_attention)))
 
@@ -126,12 +130,12 @@ def test_answers_a_step_without_tokens():
     assert attention(*case.arguments(), scale=0.125).shape == (0, 6, 64)
 
 
-@pytest.mark.parametrize("window", [0, 40])
-def test_a_row_has_the_same_bits_in_every_batch(window):
+@pytest.mark.parametrize("options", [{}, {"window": 40, "sinks": True}], ids=str)
+def test_a_row_has_the_same_bits_in_every_batch(options):
     case = paged_case([(0, 3), (75, 1), (128, 7), (9, 2)], seed=4, heads=4)
     serial = Tiling(queries=32, keys=32, split=64, splits=1, warps=4, stages=2)
     concurrent = dataclasses.replace(serial, splits=4)
-    options = {"scale": 0.125, "window": window, "invariant": True}
+    options = {"scale": 0.125, "invariant": True, **per_head(options, 4)}
     together = attention(*case.arguments(), tiling=serial, **options)
     assert torch.equal(attention(*case.arguments(), tiling=concurrent, **options), together)
     for row, start in enumerate(case.starts.tolist()):

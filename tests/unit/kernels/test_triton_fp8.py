@@ -15,7 +15,7 @@ from pagefleet_kernels import reference, triton_cache
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_fp8 import decode, encode
 from pagefleet_kernels.triton_tiling import Tiling
-from tests.unit.kernels.paged_case import fresh_seed, paged_case
+from tests.unit.kernels.paged_case import fresh_seed, paged_case, per_head
 
 NAN = 0x7F
 
@@ -81,8 +81,9 @@ def test_attention(dtype, tiling):
         for cache, each in zip((case.key_cache, case.value_cache), scales, strict=True)
     ]
     rows = case.tables.clamp(min=0), case.starts, case.offsets
-    found = attention(case.query, *caches, *rows, scale=0.1, kv_scales=scales, tiling=tiling)
-    expected = reference.attention(case.query.double(), *caches, *rows, scale=0.1, kv_scales=scales)
+    options = {"scale": 0.1, "kv_scales": scales, **per_head({"sinks": True}, 6)}
+    found = attention(case.query, *caches, *rows, tiling=tiling, **options)
+    expected = reference.attention(case.query.double(), *caches, *rows, **options)
     tolerance = {torch.float32: 2e-6, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
     assert not found.isnan().any()
