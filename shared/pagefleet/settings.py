@@ -120,7 +120,20 @@ class GatewaySettings(CellSettings, ModelSettings):
     tool_call_parser: str | None = setting(
         None,
         "how the model writes tool calls",
-        choices=("hermes", "qwen", "llama3_json", "mistral", "pythonic"),
+        choices=(
+            "hermes",
+            "qwen",
+            "granite4",
+            "qwen3_coder",
+            "llama3_json",
+            "mistral",
+            "pythonic",
+            "granite",
+            "phi4_mini_json",
+            "olmo3",
+            "deepseek_v3",
+            "glm45",
+        ),
     )
     reasoning_parser: str | None = setting(
         None, "how the model writes what it thinks", choices=("deepseek_r1", "qwen3")

@@ -9,7 +9,7 @@ from pagefleet_gateway.answers.choice import Piece
 from pagefleet_gateway.answers.responses import ChatAnswer, Delta, FunctionDelta, ToolCallDelta
 from pagefleet_gateway.bodies.tools import FunctionCall, ToolCall, call_id
 from pagefleet_gateway.text.reasoning import ReasoningParser, Thought
-from pagefleet_gateway.tool_parsers.parser import Script, Spoken, ToolParser
+from pagefleet_gateway.tool_parsers.parser import Spoken, ToolParser
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class MessageForm:
 
     thinks_at_once: bool | None = None
     """See `reasoning`; None: it has no thoughts."""
-    script: Callable[[ToolParser], Script] | None = None
-    """How its calls are written; None: it has none."""
+    parser: Callable[[], ToolParser] | None = None
+    """Makes what reads its calls; None: it has none."""
     parallel: bool = True
     """Calls after the first are kept."""
     shows_thoughts: bool = True
@@ -31,7 +31,7 @@ class MessageReader:
     def __init__(self, form: MessageForm) -> None:
         at_once = form.thinks_at_once
         self._reasoning = None if at_once is None else ReasoningParser(at_once)
-        self._tools = None if form.script is None else ToolParser(form.script)
+        self._tools = None if form.parser is None else form.parser()
         self._parallel = form.parallel
         self._shows_thoughts = form.shows_thoughts
         self._called = False

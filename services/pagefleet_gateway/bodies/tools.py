@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -24,7 +25,7 @@ from pagefleet_gateway.sandbox.grammars import Grammars, Schema, Structure, spac
 from pagefleet_gateway.tool_parsers.guaranteed import only, required
 from pagefleet_gateway.tool_parsers.hermes import CALL_END_TAG, CALL_TAG
 from pagefleet_gateway.tool_parsers.notations import NOTATIONS
-from pagefleet_gateway.tool_parsers.parser import Script, ToolParser
+from pagefleet_gateway.tool_parsers.parser import ToolParser
 
 MAX_TOOLS: Final = 128
 MAX_CALLS: Final = 16
@@ -103,8 +104,8 @@ class ToolUse:
 
     shown: list[dict[str, Any]] | None = None
     """For the template."""
-    script: Callable[[ToolParser], Script] | None = None
-    """How calls are written."""
+    parser: Callable[[], ToolParser] | None = None
+    """Makes what reads the calls of one choice."""
     structure: Structure | None = None
     """Guarantees a call."""
     keeps_special: bool = False
@@ -137,13 +138,13 @@ def tool_use(
     named = {tool.function.name: _schema(tool) for tool in tools}
     if choice == "required":
         structure = _calls(named, parallel, grammars)
-        return ToolUse(shown, required, structure, parallel=parallel)
+        return ToolUse(shown, partial(ToolParser, required), structure, parallel=parallel)
     if isinstance(choice, NamedTool):
         name = choice.function.name
         if name not in named:
             raise _unknown(name)
         structure = grammars.json(named[name], f"tools.{name}.parameters")
-        return ToolUse(shown, only(name), structure)
+        return ToolUse(shown, partial(ToolParser, only(name)), structure)
     if parser is None:
         raise bad_request(
             "tool_choice auto needs to know how the model writes calls: start the server with "
@@ -153,7 +154,8 @@ def tool_use(
     notation = NOTATIONS[parser]
     is_guided = notation.tagged and any(tool.function.strict for tool in tools)
     calls = _tagged_calls(tools, grammars) if is_guided else None
-    return ToolUse(shown, notation.script, calls, notation.special, parallel)
+    reader = partial(ToolParser, notation.script, named)
+    return ToolUse(shown, reader, calls, notation.special, parallel)
 
 
 def _allowed(tools: Sequence[Tool], subset: ToolSubset) -> list[Tool]:

@@ -344,9 +344,9 @@ def _message(
         thinks = thinks_at_once(
             model.reasoning_parser, continued(body) if goes_on else end, goes_on
         )
-    if thinks is None and tools.script is None:
+    if thinks is None and tools.parser is None:
         return None
-    return MessageForm(thinks, tools.script, tools.parallel, body.shows_thoughts)
+    return MessageForm(thinks, tools.parser, tools.parallel, body.shows_thoughts)
 
 
 def _structure(

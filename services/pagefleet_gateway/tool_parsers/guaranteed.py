@@ -11,8 +11,7 @@ def required(parser: ToolParser) -> Script:
     """A list of objects."""
     parser.only_calls = True
     try:
-        if (yield from visible()) == "[":
-            yield from json_calls(parser)
+        yield from json_calls(parser, (yield from visible()))
     except MalformedError:
         parser.fail()
     yield from content(parser)

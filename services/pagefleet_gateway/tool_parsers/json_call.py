@@ -1,26 +1,25 @@
 """Calls as JSON objects, each with a name and arguments."""
 
 import json
-import re
 from typing import Final
 
 from pagefleet_gateway.tool_parsers.json_scanner import ObjectScanner, ValueScanner
+from pagefleet_gateway.tool_parsers.names import checked_name
 from pagefleet_gateway.tool_parsers.parser import MalformedError, Script, ToolParser
 from pagefleet_gateway.tool_parsers.reading import visible
 
 _ARGUMENTS: Final = ("arguments", "parameters")
 _KEYS: Final = ("name", "id", "type", *_ARGUMENTS)
-_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-def json_calls(parser: ToolParser) -> Script:
-    """Calls with commas between them, and the closing bracket."""
-    separator = ","
+def json_calls(parser: ToolParser, first: str) -> Script:
+    """A list of objects that are calls."""
+    separator = "," if first == "[" else ""
     while separator == ",":
         yield from json_call(parser, (yield from visible()))
         separator = yield from visible()
     if separator != "]":
-        raise MalformedError("a comma or a bracket follows a call")
+        raise MalformedError("calls are a list")
     parser.drop()
 
 
@@ -92,14 +91,3 @@ def _name_in(raw: str) -> str:
     except ValueError as error:
         raise MalformedError("a name is a string") from error
     return checked_name(name if isinstance(name, str) else "")
-
-
-def checked_name(name: str) -> str:
-    """A name that a tool can have.
-
-    Raises:
-        MalformedError: none can have this one.
-    """
-    if _NAME.fullmatch(name) is None:
-        raise MalformedError("no tool has such a name")
-    return name

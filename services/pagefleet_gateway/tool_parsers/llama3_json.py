@@ -10,7 +10,7 @@ def llama3_json(parser: ToolParser) -> Script:
     try:
         first = yield from visible()
         if first == "<":
-            yield from expect("<|python_tag|>", read=1)
+            yield from expect("<|python_tag|>", read=first)
             first = yield from visible()
         while True:
             yield from json_call(parser, first)

@@ -5,24 +5,23 @@ from typing import Final
 
 from pagefleet_gateway.tool_parsers.json_call import arguments, json_calls
 from pagefleet_gateway.tool_parsers.parser import MalformedError, Script, ToolParser
-from pagefleet_gateway.tool_parsers.reading import find, visible
+from pagefleet_gateway.tool_parsers.reading import marked, visible
 
 _V11_NAME: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(\[CALL_ID\]\w+)?(\[ARGS\])?")
 _LONGEST_V11_NAME: Final = 128
 
 
 def mistral(parser: ToolParser) -> Script:
-    """A marker, and a list of objects or a name with its arguments."""
-    while True:
-        yield from find(parser, ["[TOOL_CALLS]"])
-        try:
-            first = yield from visible()
-            if first == "[":
-                yield from json_calls(parser)
-            else:
-                yield from _named(parser, first)
-        except MalformedError:
-            parser.fail()
+    """A marker, and a list of objects or a name with its arguments; anywhere in the text."""
+    yield from marked(parser, ["[TOOL_CALLS]"], [], _calls)
+
+
+def _calls(parser: ToolParser, _: str) -> Script:
+    first = yield from visible()
+    if first == "[":
+        yield from json_calls(parser, first)
+    else:
+        yield from _named(parser, first)
 
 
 def _named(parser: ToolParser, first: str) -> Script:

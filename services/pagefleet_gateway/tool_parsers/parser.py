@@ -1,8 +1,8 @@
 """Follows a script through one choice's text: what of it is content, and what is calls."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Script: TypeAlias = Generator[None, str, None]
 """Is sent characters until the end of the text."""
@@ -26,9 +26,17 @@ Spoken: TypeAlias = str | CallDelta
 
 
 class ToolParser:
-    """Reads one choice by a script of its family."""
+    """Reads one choice by a script of its family.
 
-    def __init__(self, script: "Callable[[ToolParser], Script]") -> None:
+    schemas: of the arguments of each tool, for notations that do not tell strings from the rest.
+    """
+
+    def __init__(
+        self,
+        script: "Callable[[ToolParser], Script]",
+        schemas: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.schemas = schemas or {}
         self.held = ""
         """Neither content nor a call yet; within a call, what is not of its arguments."""
         self.calls = 0

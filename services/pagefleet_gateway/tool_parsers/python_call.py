@@ -1,10 +1,30 @@
-"""A call in Python's notation, whose arguments are keywords with literals, as a name and JSON."""
+"""Python's notation of values, and of calls whose arguments are keywords with such values.
+
+Models mix it with JSON's: `true`, `false` and `null` are what they are there.
+"""
 
 import ast
 import json
 import warnings
+from typing import Any, Final
 
 from pagefleet_gateway.tool_parsers.parser import MalformedError
+
+_CONSTANTS: Final = {"true": True, "false": False, "null": None}
+_ERRORS: Final = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
+"""Raised by `ast` for what is no literal."""
+
+
+def literal(source: str) -> Any:
+    """The value that a literal stands for.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    try:
+        return _value(_expression(source))
+    except _ERRORS as error:
+        raise MalformedError("no literal of Python's") from error
 
 
 def evaluated(source: str) -> tuple[str, str]:
@@ -14,15 +34,30 @@ def evaluated(source: str) -> tuple[str, str]:
         MalformedError: it is no such call, or JSON has no such value.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            call = ast.parse(source, mode="eval").body
+        call = _expression(source)
         if not isinstance(call, ast.Call) or call.args:
             raise MalformedError("arguments have names")
-        values = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        values = {str(keyword.arg): _value(keyword.value) for keyword in call.keywords}
         if None in [keyword.arg for keyword in call.keywords]:
             raise MalformedError("arguments have names")
         arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+    except _ERRORS as error:
         raise MalformedError("no call of Python's with literals") from error
     return source.partition("(")[0], arguments
+
+
+def _expression(source: str) -> ast.expr:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source, mode="eval").body
+
+
+def _value(node: ast.expr) -> Any:
+    return ast.literal_eval(_Constants().visit(node))
+
+
+class _Constants(ast.NodeTransformer):
+    """Replaces names of constants by them."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node

@@ -1,6 +1,6 @@
 """Calls of Llama 4 and ToolACE: a list of Python's calls that is the whole answer."""
 
-from pagefleet_gateway.tool_parsers.json_call import checked_name
+from pagefleet_gateway.tool_parsers.names import checked_name
 from pagefleet_gateway.tool_parsers.parser import MalformedError, Script, ToolParser
 from pagefleet_gateway.tool_parsers.python_call import evaluated
 from pagefleet_gateway.tool_parsers.reading import content, visible
@@ -11,7 +11,7 @@ def pythonic(parser: ToolParser) -> Script:
     try:
         separator = "," if (yield from visible()) == "[" else ""
         while separator == ",":
-            yield from _python_call(parser, (yield from visible()))
+            yield from python_call(parser, (yield from visible()))
             separator = yield from visible()
         if separator == "]":
             parser.drop()
@@ -20,7 +20,7 @@ def pythonic(parser: ToolParser) -> Script:
     yield from content(parser)
 
 
-def _python_call(parser: ToolParser, first: str) -> Script:
+def python_call(parser: ToolParser, first: str) -> Script:
     """From the name to the closing parenthesis."""
     source, character, quote, escaped, depth = first, first, "", False, 0
     while True:

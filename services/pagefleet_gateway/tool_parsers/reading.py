@@ -1,6 +1,6 @@
 """Steps that scripts are made of: each reads on until it knows what it was sent to find out."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from pagefleet_gateway.tool_parsers.parser import MalformedError, Script, ToolParser
 
@@ -20,20 +20,75 @@ def content(parser: ToolParser) -> Script:
 
 
 def find(parser: ToolParser, markers: Sequence[str]) -> Generator[None, str, str]:
-    """Let text be content until one of the markers, which begin alike; it stays held."""
+    """Let text be content until one of the markers; it stays held."""
     while True:
-        at = parser.held.find(markers[0][0])
-        while at >= 0 and not any(marker.startswith(parser.held[at:]) for marker in markers):
-            at = parser.held.find(markers[0][0], at + 1)
-        parser.say(parser.held if at < 0 else parser.held[:at])
+        parser.say(parser.held[: _certain(parser.held, markers)])
         if parser.held in markers:
             return parser.held
         yield
 
 
-def expect(marker: str, read: int = 0) -> Script:
-    """Read a marker after white space, of which `read` characters are read."""
-    for number, wanted in enumerate(marker[read:], read):
-        character = (yield) if number else (yield from visible())
-        if character != wanted:
-            raise MalformedError(f"{marker} is missing")
+def expect(*markers: str, read: str = "") -> Generator[None, str, str]:
+    """Read one of the markers after white space, of which `read` is read; which it is."""
+    while read not in markers:
+        read += (yield) if read else (yield from visible())
+        if not any(marker.startswith(read) for marker in markers):
+            raise MalformedError(f"{' or '.join(markers)} is missing")
+    return read
+
+
+def until(
+    markers: Sequence[str], say: Callable[[str], object], read: str = ""
+) -> Generator[None, str, str]:
+    """Hand text on as it becomes certain, until one of the markers; which it is.
+
+    read: what was read of the text.
+    """
+    while True:
+        certain = _certain(read, markers)
+        if certain:
+            say(read[:certain])
+            read = read[certain:]
+        if read in markers:
+            return read
+        read += yield
+
+
+def up_to(*markers: str, read: str = "") -> Generator[None, str, tuple[str, str]]:
+    """Read text and the marker behind it; both."""
+    text: list[str] = []
+    marker = yield from until(markers, text.append, read)
+    return "".join(text), marker
+
+
+def _certain(text: str, markers: Sequence[str]) -> int:
+    """How much of a text lies before the markers, whatever follows."""
+    at = max(0, len(text) - max(map(len, markers)))
+    while not any(marker.startswith(text[at:]) for marker in markers):
+        at += 1
+    return at
+
+
+def marked(
+    parser: ToolParser,
+    begins: Sequence[str],
+    ends: Sequence[str],
+    call: Callable[[ToolParser, str], Script],
+) -> Script:
+    """Calls anywhere in the text, behind one of `begins`, which `call` goes on from.
+
+    Behind calls each of `ends` is once no content, whatever stands before it.
+    """
+    left: list[str] = []
+    while True:
+        marker = yield from find(parser, [*begins, *left])
+        if marker in left:
+            left.remove(marker)
+            parser.drop()
+            continue
+        calls = parser.calls
+        try:
+            yield from call(parser, marker)
+        except MalformedError:
+            parser.fail()
+        left = list(ends) if parser.calls > calls else []

@@ -154,6 +154,18 @@ def test_calls_come_whole_and_in_pieces() -> None:
         same(streamed(chat(request_id="it", stream=True), TAGGED), choice)
 
 
+def test_bare_text_is_what_the_tools_take() -> None:
+    text = (
+        "<tool_call>\n<function=weather>\n<parameter=city>\n5\n</parameter>\n"
+        "<parameter=unit>\nC\n</parameter>\n<parameter=days>\n5\n</parameter>\n</function>\n</tool_call>"
+    )
+    served = model("qwen3_coder")
+    choice = whole(chat(served, request_id="it"), text)
+    (call,) = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "5", "unit": "C", "days": 5}
+    same(streamed(chat(served, request_id="it", stream=True), text), choice)
+
+
 MALFORMED = (
     'Hm.<tool_call>{"name": "weather", "arguments": {\'city\': \'Zürich}\'}}</tool_call>\n'
     '<tool_call>{"name": "time.now", "arguments": {"zone": [1}}</tool_call> Done.'
