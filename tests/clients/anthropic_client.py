@@ -113,6 +113,38 @@ def tools():
     assert again.content
 
 
+def tool_runner():
+    """It asks the server to keep the conversation, and sends all of it to one that does not."""
+    told = []
+
+    @anthropic.beta_tool
+    def weather(city: Literal["Rome", "Paris"]) -> str:
+        """The weather in a city.
+
+        Args:
+            city: Which.
+        """
+        told.append(city)
+        return "Sunny, 21 degrees."
+
+    said = [{"role": "user", "content": "What is the weather in Rome?"}]
+    for stream in (False, True):
+        runner = client.beta.messages.tool_runner(
+            **ASKED,
+            messages=said,
+            tools=[weather],
+            tool_choice={"type": "tool", "name": "weather"},
+            max_iterations=2,
+            stream=stream,
+        )
+        answers = [each.get_final_message() if stream else each for each in runner]
+        assert [answer.stop_reason for answer in answers] == ["tool_use"] * 2
+        first, second = (answer.usage for answer in answers)
+        sizes = [use.input_tokens + use.cache_read_input_tokens for use in (first, second)]
+        assert sizes[1] > sizes[0] + first.output_tokens
+    assert len(told) == 4
+
+
 def thinking():
     begun = [*QUESTION, {"role": "assistant", "content": "<think>I know that the capital"}]
     asked = {**ASKED, "messages": begun, "max_tokens": 12, "thinking": {"type": "adaptive"}}
@@ -188,7 +220,7 @@ def errors():
 
 BAD = (anthropic.BadRequestError, "invalid_request_error")
 for check in (
-    *(create, stream, conversation, stops, tools, thinking, structured, beta),
+    *(create, stream, conversation, stops, tools, tool_runner, thinking, structured, beta),
     *(raw_answers_are_of_the_types_of_the_client, models, errors),
 ):
     check()

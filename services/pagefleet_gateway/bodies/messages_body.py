@@ -119,6 +119,8 @@ class CountBody(CommonBody, kw_only=True):
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
     """Not obeyed: all that was said stays, as far as there is room."""
+    thread: dict[str, Any] | None = None
+    """Of a server that keeps what was said."""
 
 
 class MessagesBody(CountBody, kw_only=True):

@@ -31,6 +31,7 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "background": (False,),
     "best_of": (1,),
     "chat_template": (),
+    "compaction": (),
     "container": (),
     "continue_final_message": (False,),
     "conversation": (),

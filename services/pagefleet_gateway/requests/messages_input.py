@@ -51,6 +51,9 @@ Role: TypeAlias = Literal["user", "assistant", "system"]
 
 _COMMON: Final = CommonBody.__struct_fields__
 _CHOICES: Final[dict[str, ToolChoice]] = {"auto": "auto", "any": "required", "none": "none"}
+_NO_THREADS: Final = "thread_unsupported_request"
+"""Tells Anthropic's SDK to go on without a thread."""
+
 _BETWEEN_TURNS: Final = "\n\n"
 _ATTRIBUTION: Final = "x-anthropic-billing-header"
 """Begins a text that an agent puts before its instructions for Anthropic's accounts. It is another
@@ -82,6 +85,9 @@ def message_prompt(
 def _conversation(body: CountBody, unknown: list[str]) -> Conversation:
     asked = body if isinstance(body, MessagesBody) else None
     unheeded = [] if body.context_management is None else ["context_management"]
+    if body.thread is not None:
+        text = "thread is not supported: nothing is stored here. Send all that was said."
+        raise bad_request(text, "thread", _NO_THREADS)
     chat = _chat(body)
     if asked is not None:
         chat.stop = asked.stop_sequences

@@ -340,6 +340,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"reasoning_effort": "low"}, "reasoning_effort", "is output_config.effort meant"),
     ({"max_token": 5}, "max_token", "is max_tokens meant"),
     ({"container": "a"}, "container", "not supported"),
+    ({"compaction": {"instructions": "a"}}, "compaction", "not supported"),
+    ({"thread": {"type": "create"}}, "thread", "nothing is stored"),
+    ({"thread": {"type": "continue", "previous_message_id": "a"}}, "thread", "all that was said"),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers", "not supported"),
     ({"output_format": SCHEMA}, "output_format", "is output_config.format meant"),
 ]

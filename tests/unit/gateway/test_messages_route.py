@@ -113,6 +113,9 @@ def test_errors_have_the_form_of_this_api(cell: Cell) -> None:
     long = cell.post(ROUTE, **ASKED | {"messages": [{"role": "user", "content": "a" * 5000}]})
     assert (long.status_code, error_of(long)["type"]) == (400, "invalid_request_error")
     assert error_of(long)["message"].startswith("prompt is too long: This model's maximum")
+    threaded = cell.post(ROUTE, **ASKED, thread={"type": "create"})
+    assert (threaded.status_code, error_of(threaded)["type"]) == (400, "invalid_request_error")
+    assert error_of(threaded)["details"] == {"error_code": "thread_unsupported_request"}
     large = httpx.post(cell.url + ROUTE, content=b"x" * (2**21 + 1))
     assert (large.status_code, error_of(large)["type"]) == (413, "request_too_large")
     method = httpx.get(cell.url + ROUTE)
