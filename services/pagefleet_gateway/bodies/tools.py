@@ -4,9 +4,10 @@ With `tool_choice` auto the model decides: it sees the tools through its templat
 notation is read out of its text (`tool_parsers`). Where calls stand between tags, a `strict` tool
 adds a grammar that lets any text come, but after a tag only a call of a tool that there is, whose
 arguments obey its schema, or are some object if it is not strict; else arguments are what the model
-wrote. Required and named calls are guaranteed by a grammar over the tools' parameters, whatever the
-model was trained on: the text is then a list of calls in JSON, or the arguments of the one that is
-named. With none, the model sees no tools.
+wrote. Beside structured output the grammar lets the answer be that, or calls and nothing else.
+Required and named calls are guaranteed by a grammar over the tools' parameters, whatever the model
+was trained on: the text is then a list of calls in JSON, or the arguments of the one that is named.
+With none, the model sees no tools.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from pagefleet_gateway.bodies.structured import Asked
 from pagefleet_gateway.errors import ApiError, bad_request
 from pagefleet_gateway.sandbox.grammar_job import Source
 from pagefleet_gateway.sandbox.grammars import Grammars, Schema, Structure, spaced
@@ -107,7 +109,7 @@ class ToolUse:
     parser: Callable[[], ToolParser] | None = None
     """Makes what reads the calls of one choice."""
     structure: Structure | None = None
-    """Guarantees a call."""
+    """Guarantees what calls are like, or that there are some."""
     keeps_special: bool = False
     """Special tokens are part of how calls are written."""
     parallel: bool = True
@@ -120,10 +122,11 @@ def tool_use(
     parallel: bool,
     parser: str | None,
     grammars: Grammars,
+    answer: Asked | None = None,
 ) -> ToolUse:
     """Decide what these fields ask for, with the parser of the model's family if there is one.
 
-    Raises:
+    answer: what must be said where nothing is called. Raises:
         ApiError: 400 that names the field.
     """
     if not tools:
@@ -152,8 +155,11 @@ def tool_use(
             "tool_choice",
         )
     notation = NOTATIONS[parser]
-    is_guided = notation.tagged and any(tool.function.strict for tool in tools)
-    calls = _tagged_calls(tools, grammars) if is_guided else None
+    calls = None
+    if notation.tagged and answer is not None:
+        calls = _answer_or_calls(answer, tools, parallel, grammars)
+    elif notation.tagged and any(tool.function.strict for tool in tools):
+        calls = _text_and_calls(tools, grammars)
     reader = partial(ToolParser, notation.script, named)
     return ToolUse(shown, reader, calls, notation.special, parallel)
 
@@ -219,22 +225,44 @@ def _schema(tool: Tool) -> Schema:
     return {"type": "object", **(tool.function.parameters or {"properties": {}})}
 
 
-def _tagged_calls(tools: Sequence[Tool], grammars: Grammars) -> Structure:
+def _text_and_calls(tools: Sequence[Tool], grammars: Grammars) -> Structure:
     """Any text, with calls between tags; a tag begins one as soon as it is written."""
     rules = [
         "start: (tagged call)* TEXT",
         f"tagged[lazy]: TEXT {json.dumps(CALL_TAG)}",
         r"TEXT: /(.|\n)*/",
-        "call: " + " | ".join(f"call_{number}" for number in range(len(tools))),
+        *_tagged_calls(tools),
     ]
+    structure = grammars.structure(Source("llguidance", "\n".join(rules)), "tools")
+    return replace(structure, free=True)
+
+
+def _answer_or_calls(
+    answer: Asked, tools: Sequence[Tool], parallel: bool, grammars: Grammars
+) -> Structure:
+    """JSON under a schema, or calls between tags in its place."""
+    alone = grammars.json(answer.schema, answer.field)  # or 400, in which the tools have no part
+    tag = json.dumps(CALL_TAG)
+    more = f' ("\\n" {tag} call){{0,{MAX_CALLS - 1}}}' if parallel else ""
+    rules = [
+        f"start: answer | {tag} call{more}",
+        f"answer: %json {json.dumps(spaced(answer.schema))}",
+        *_tagged_calls(tools),
+    ]
+    source = Source("llguidance", "\n".join(rules))
+    return replace(grammars.structure(source, "tools"), field=alone.field)
+
+
+def _tagged_calls(tools: Sequence[Tool]) -> list[str]:
+    """Rules of a `call` behind its tag."""
+    rules = ["call: " + " | ".join(f"call_{number}" for number in range(len(tools)))]
     for number, tool in enumerate(tools):
         schema = _schema(tool) if tool.function.strict else {"type": "object"}
         begin = json.dumps(f'\n{{"name": "{tool.function.name}", "arguments": ')
         end = json.dumps("}\n" + CALL_END_TAG)
         rules.append(f"call_{number}: {begin} arguments_{number} {end}")
         rules.append(f"arguments_{number}: %json {json.dumps(spaced(schema))}")
-    structure = grammars.structure(Source("llguidance", "\n".join(rules)), "tools")
-    return replace(structure, free=True)
+    return rules
 
 
 def _calls(named: dict[str, Schema], parallel: bool, grammars: Grammars) -> Structure:

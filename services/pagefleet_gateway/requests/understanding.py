@@ -167,7 +167,7 @@ def understand_conversation(
     asked, field = conversation.max_tokens, conversation.name("max_tokens")
     if asked == 0:
         raise bad_request(f"{field} must be at least 1.", field)
-    tools = _tools(body, model)
+    tools = _tools(conversation, model)
     prompts = [_prompt(conversation, tools, model, limits)]
     prompts = truncated(body, prompts, limits.max_model_len - either(asked, 1))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -210,7 +210,7 @@ def prompt_of(conversation: Conversation, model: ServedModel, limits: Limits) ->
     Raises:
         ApiError: 400 that names the field.
     """
-    return _prompt(conversation, _tools(conversation.body, model), model, limits)
+    return _prompt(conversation, _tools(conversation, model), model, limits)
 
 
 def _unheeded(conversation: Conversation, model: ServedModel) -> list[str]:
@@ -324,9 +324,16 @@ def check_shared(body: CommonBody, limits: Limits) -> None:
             raise bad_request(text, name)
 
 
-def _tools(body: ChatBody, model: ServedModel) -> ToolUse:
-    parallel = body.parallel_tool_calls is not False
-    return tool_use(body.tools, body.tool_choice, parallel, model.tool_call_parser, model.grammars)
+def _tools(conversation: Conversation, model: ServedModel) -> ToolUse:
+    body = conversation.body
+    return tool_use(
+        body.tools,
+        body.tool_choice,
+        body.parallel_tool_calls is not False,
+        model.tool_call_parser,
+        model.grammars,
+        None if conversation.form is None else conversation.form.asked(),
+    )
 
 
 def _message(
@@ -356,10 +363,11 @@ def _structure(
     call: Structure | None = None,
 ) -> Structure | None:
     """What the answer must read like, or its calls; what contradicts that is refused."""
-    structure = structure_of(form, body.structured_outputs, model.grammars)
-    if structure is not None and call is not None and not call.free:
-        raise bad_request(f"{structure.field} leaves no room for a call.", "tool_choice")
-    structure = structure or call
+    structure = call
+    if call is None or call.free:
+        structure = structure_of(form, body.structured_outputs, model.grammars) or call
+    elif body.structured_outputs is not None:
+        raise bad_request("structured_outputs leaves no room for a call.", "tool_choice")
     if structure is not None and body.min_tokens:
         raise bad_request(f"min_tokens does not go with {structure.field}.", "min_tokens")
     return structure

@@ -413,7 +413,7 @@ def test_calls_that_are_guaranteed_and_cut_leave_no_notation(choice: Any) -> Non
         ),
         ({"tool_choice": "required", "min_tokens": 3}, "min_tokens", "tools"),
         (
-            {"tool_choice": "required", "response_format": {"type": "json_object"}},
+            {"tool_choice": "required", "structured_outputs": {"regex": "a"}},
             "tool_choice",
             "no room",
         ),
@@ -484,12 +484,64 @@ def test_strict_calls_are_read_like_others_and_leave_room_for_thoughts() -> None
     assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
 
 
-def test_calls_are_not_guided_where_no_tool_is_strict_or_another_format_counts() -> None:
+SUNNY = {"type": "object", "properties": {"sunny": {"type": "boolean"}}, "required": ["sunny"]}
+FORM = {"type": "json_schema", "json_schema": {"name": "sunny", "schema": SUNNY}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "follows_it"),
+    [
+        ('{"sunny": true}', True),
+        (CALL, True),
+        (f"{CALL}\n{CALL}", True),
+        ("\n".join([CALL] * 17), False),
+        ('{"sunny": 5}', False),
+        ('{"sunny": true}' + CALL, False),
+        (CALL + '{"sunny": true}', False),
+        ("It is sunny.", False),
+        ('<tool_call>\n{"name": "weather", "arguments": {"city": 5}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "zork", "arguments": {}}\n</tool_call>', False),
+        ("", False),
+    ],
+)
+def test_structured_output_leaves_room_for_calls_in_its_place(text: str, follows_it: bool) -> None:
+    assert follows(chat(tools=[STRICT, NOW], response_format=FORM), text) is follows_it
+
+
+def test_what_is_in_the_place_of_structured_output_is_read_as_such() -> None:
+    called = whole(chat(tools=[WEATHER], response_format=FORM), CALL)
+    assert called["finish_reason"] == "tool_calls"
+    assert called["message"]["content"] is None
+    (call,) = called["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    said = whole(chat(tools=[WEATHER], response_format=FORM), '{"sunny": true}')
+    assert (said["finish_reason"], said["message"]["content"]) == ("stop", '{"sunny": true}')
+    one = chat(tools=[WEATHER], response_format=FORM, parallel_tool_calls=False)
+    assert follows(one, CALL)
+    assert not follows(one, f"{CALL}\n{CALL}")
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_a_call_that_must_be_is_all_there_is_beside_structured_output(choice: Any) -> None:
+    must = chat(tool_choice=choice).generation.params.guide
+    assert chat(tool_choice=choice, response_format=FORM).generation.params.guide == must
+
+
+def test_a_format_that_is_wrong_is_named_beside_tools_too() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#/nowhere"}}}
+    with pytest.raises(ApiError, match=r"response_format\.json_schema\.schema") as caught:
+        chat(response_format=form)
+    assert caught.value.param == "response_format"
+
+
+def test_calls_are_not_guided_where_no_tool_is_strict_or_the_model_writes_no_tags() -> None:
     assert chat().generation.params.guide is None
     assert chat(model("pythonic"), tools=[STRICT]).generation.params.guide is None
-    form = {"response_format": {"type": "json_object"}}
-    guide = chat(tools=[STRICT], **form).generation.params.guide
-    assert guide == chat(**form).generation.params.guide
+    guide = chat(model("pythonic"), response_format=FORM).generation.params.guide
+    assert guide == chat(tools=[], response_format=FORM).generation.params.guide
 
 
 def test_auto_needs_to_know_the_model() -> None:
