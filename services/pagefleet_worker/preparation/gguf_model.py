@@ -17,6 +17,7 @@ from pagefleet.manifest import Weights
 from pagefleet_worker.checkpoints.gguf_file import GgufTensor, read_gguf
 from pagefleet_worker.model_files import ModelError, ModelFiles
 from pagefleet_worker.preparation.gguf_tokenizer import gguf_tokenizer
+from pagefleet_worker.preparation.gguf_vocabulary import gguf_vocabulary
 
 _MODEL_CLASSES = {
     "llama": "LlamaForCausalLM",
@@ -45,7 +46,6 @@ _LARGEST_GEMMAS = {("gemma2", 46), ("gemma3", 62)}
 """Architecture and layers of those that scale scores by another size than that of a head, which no
 key says (llama.cpp knows them by their layers too).
 """
-_END_OF_TURN_KEYS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
 class _Pooling(IntEnum):
@@ -63,21 +63,20 @@ def gguf_model(path: Path, name: str, *, own_tokenizer: bool = True) -> ModelFil
     its `own_tokenizer`, which then may be of any kind, an empty one waits for its substitute.
     """
     file = read_gguf(path)
-    metadata = file.metadata
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
+    metadata, vocabulary = file.metadata, gguf_vocabulary(file.metadata)
+    config, roles = _config(metadata, file.tensors), vocabulary.roles
+    architecture = metadata["general.architecture"]
     named = {
-        f"{role}_token": tokens[metadata[key]]
-        for role in ("bos", "eos")
-        if (key := f"tokenizer.ggml.{role}_token_id") in metadata
+        f"{role}_token": vocabulary.tokens[roles[role]] for role in ("bos", "eos") if role in roles
     }
     return ModelFiles(
         name=name,
-        config=_config(metadata, file.tensors),
-        tokenizer=gguf_tokenizer(metadata) if own_tokenizer else Tokenizer(BPE()),
+        config=config,
+        tokenizer=gguf_tokenizer(vocabulary, architecture) if own_tokenizer else Tokenizer(BPE()),
         weights=Weights("gguf", (str(path.resolve()),)),
         special_tokens=named,
         chat_template=metadata.get("tokenizer.chat_template"),
-        end_of_turn_ids=tuple(metadata[key] for key in _END_OF_TURN_KEYS if key in metadata),
+        end_of_turn_ids=tuple(roles[role] for role in ("eot", "eom") if role in roles),
         embeds=_pooling(metadata) in (_Pooling.NONE, _Pooling.LAST),
     )
 

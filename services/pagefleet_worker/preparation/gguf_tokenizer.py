@@ -8,8 +8,6 @@ because a guess would give wrong ids without a word.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any
 
 from tokenizers import (
     AddedToken,
@@ -23,17 +21,8 @@ from tokenizers import (
 )
 
 from pagefleet_worker.model_files import ModelError
-
-
-class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type` (the GGUF specification, after SentencePiece's types)."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
+from pagefleet_worker.preparation.gguf_sentencepiece import sentencepiece_bpe
+from pagefleet_worker.preparation.gguf_vocabulary import INSTEAD, GgufVocabulary, TokenType
 
 
 def _words(digits: str) -> pre_tokenizers.PreTokenizer:
@@ -70,8 +59,6 @@ class _Rule:
     add_bos: bool = False
 
 
-_INSTEAD = "Name the model's tokenizer.json, or a folder that holds it, with --tokenizer."
-
 _RULES = {
     "gpt-2": _Rule(lambda: pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)),
     "smollm": _Rule(_single_digits),
@@ -79,42 +66,47 @@ _RULES = {
     "qwen2": _Rule(lambda: _words(r"\p{N}"), normalizer=normalizers.NFC),
 }
 
+_UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
+"""The added tokens of a Phi-3 that do not take the white space behind them, which no key says."""
 
-def gguf_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
-    """The tokenizer of a GGUF file's metadata; a ModelError names what in it is unknown."""
-    algorithm = metadata.get("tokenizer.ggml.model")
-    if algorithm not in _ALGORITHMS:
+
+def gguf_tokenizer(vocabulary: GgufVocabulary, architecture: str) -> Tokenizer:
+    """The tokenizer of a model in a GGUF file.
+
+    Raises:
+        ModelError: something in it is unknown; a sentence says what.
+    """
+    if vocabulary.model not in _ALGORITHMS:
         raise ModelError(
-            f"The GGUF tokenizer model {algorithm!r} is not supported; these are: "
-            f"{', '.join(map(repr, _ALGORITHMS))}. {_INSTEAD}"
+            f"The GGUF tokenizer model {vocabulary.model!r} is not supported; these are: "
+            f"{', '.join(map(repr, _ALGORITHMS))}. {INSTEAD}"
         )
-    tokenizer, usual = _ALGORITHMS[algorithm](metadata)
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    _add_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []))
-    ends = {"bos": usual, "eos": False}
-    added = {
-        end: metadata[f"tokenizer.ggml.{end}_token_id"]
-        for end, usual in ends.items()
-        if metadata.get(f"tokenizer.ggml.add_{end}_token", usual)
-    }
-    if added:
-        _enclose(tokenizer, {end: (tokens[token_id], token_id) for end, token_id in added.items()})
+    tokenizer, usual = _ALGORITHMS[vocabulary.model](vocabulary)
+    strips = architecture == "phi3" and vocabulary.model == "llama"
+    tokenizer.add_tokens(_added_tokens(vocabulary, strips))
+    bos = usual if vocabulary.add_bos_token is None else vocabulary.add_bos_token
+    _enclose(tokenizer, vocabulary, bos, bool(vocabulary.add_eos_token))
     return tokenizer
 
 
-def _byte_level(metadata: dict[str, Any]) -> tuple[Tokenizer, bool]:
+def _byte_level(vocabulary: GgufVocabulary) -> tuple[Tokenizer, bool]:
     """Byte-level BPE, and whether texts usually begin with a token of their own."""
-    name = metadata.get("tokenizer.ggml.pre")
+    name = vocabulary.pre
     if name not in _RULES:
         raise ModelError(
             f"The GGUF pre-tokenizer {name!r} is not known (known: {', '.join(_RULES)}), and a "
-            f"guess would give wrong tokens. {_INSTEAD}"
+            f"guess would give wrong tokens. {INSTEAD}"
+        )
+    if vocabulary.add_space_prefix:
+        raise ModelError(
+            "The GGUF file's byte-level tokenizer puts a space before texts, which tools do not "
+            f"agree about. {INSTEAD}"
         )
     rule = _RULES[name]
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(
-        models.BPE(vocab=_numbered(tokens), merges=merges, ignore_merges=rule.ignore_merges)
+        models.BPE(
+            vocab=vocabulary.numbers, merges=_merges(vocabulary), ignore_merges=rule.ignore_merges
+        )
     )
     tokenizer.pre_tokenizer = rule.pre_tokenizer()
     if rule.normalizer is not None:
@@ -123,65 +115,59 @@ def _byte_level(metadata: dict[str, Any]) -> tuple[Tokenizer, bool]:
     return tokenizer, rule.add_bos
 
 
-def _sentencepiece(metadata: dict[str, Any]) -> tuple[Tokenizer, bool]:
-    """SentencePiece's BPE (Kudo and Richardson, 2018), as of Gemma: of neighbours those are merged
-    first whose piece has the highest score, and what is no piece becomes bytes.
-
-    Where it puts a space before texts, tools differ in what a text is beside special tokens.
-    """
-    if metadata.get("tokenizer.ggml.add_space_prefix", True):
-        raise ModelError(
-            "The GGUF file's SentencePiece tokenizer puts a space before texts, which tools do in "
-            f"different places, and a guess would give wrong tokens. {_INSTEAD}"
-        )
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    scores, types = (metadata[f"tokenizer.ggml.{kind}"] for kind in ("scores", "token_type"))
-    if types.count(TokenType.BYTE) != 256:
-        raise ModelError(f"The GGUF file's tokenizer lacks tokens for single bytes. {_INSTEAD}")
-    pieces = {
-        token: (-score, number)
-        for number, (token, score, kind) in enumerate(zip(tokens, scores, types, strict=True))
-        if kind == TokenType.NORMAL
-    }
-    halves = [
-        (order, token[:cut], token[cut:])
-        for token, order in pieces.items()
-        for cut in range(1, len(token))
-        if token[:cut] in pieces and token[cut:] in pieces
-    ]
-    merges = [(left, right) for _, left, right in sorted(halves, key=lambda each: each[0])]
-    tokenizer = Tokenizer(models.BPE(vocab=_numbered(tokens), merges=merges, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    return tokenizer, True
+def _merges(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
+    tokens, merges = vocabulary.numbers, []
+    for merge in vocabulary.merges:
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= tokens.keys():
+            raise ModelError(
+                f"The merges of the GGUF file's tokenizer are malformed: {merge!r} does not make a "
+                f"token of two. {INSTEAD}"
+            )
+        merges.append((left, right))
+    return merges
 
 
-_ALGORITHMS = {"gpt2": _byte_level, "llama": _sentencepiece}
+_ALGORITHMS: dict[str, Callable[[GgufVocabulary], tuple[Tokenizer, bool]]] = {
+    "gpt2": _byte_level,
+    "llama": lambda vocabulary: (sentencepiece_bpe(vocabulary), True),
+}
 """By `tokenizer.ggml.model`."""
 
 
-def _numbered(tokens: list[str]) -> dict[str, int]:
-    return {token: number for number, token in enumerate(tokens)}
+def _added_tokens(vocabulary: GgufVocabulary, strips: bool) -> list[AddedToken]:
+    """Those that are matched whole, before all else: special tokens, to which those that end texts
+    and turns belong whatever their type is, and user-defined ones.
+
+    strips: whether white space behind them is left out.
+    """
+    tokens, ends, added = vocabulary.tokens, vocabulary.roles.values(), []
+    types = vocabulary.token_type or [TokenType.NORMAL] * len(tokens)
+    for number, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        special = kind in (TokenType.CONTROL, TokenType.UNKNOWN) or number in ends
+        if special or kind == TokenType.USER_DEFINED:
+            rstrip = strips and token not in _UNSTRIPPED
+            added.append(AddedToken(token, special=special, normalized=False, rstrip=rstrip))
+    return added
 
 
-def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Make control tokens special and user-defined ones matched whole, both before all else."""
-    for token, kind in zip(tokens, types, strict=False):
-        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED):
-            special = kind == TokenType.CONTROL
-            added = AddedToken(token, special=special, normalized=False)
-            tokenizer.add_special_tokens([added]) if special else tokenizer.add_tokens([added])
-
-
-def _enclose(tokenizer: Tokenizer, added: dict[str, tuple[str, int]]) -> None:
+def _enclose(tokenizer: Tokenizer, vocabulary: GgufVocabulary, bos: bool, eos: bool) -> None:
     """Have texts begin with the token `bos`, and end with `eos`, as those of models for embeddings
     do.
     """
-    before, after = ([added[end][0]] if end in added else [] for end in ("bos", "eos"))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A", *after],
-        pair=[*before, "$A", *after, *before, "$B:1", *after],
-        special_tokens=list(added.values()),
-    )
+    roles = [role for role, wanted in {"bos": bos, "eos": eos}.items() if wanted]
+    if missing := [role for role in roles if role not in vocabulary.roles]:
+        raise ModelError(
+            f"The GGUF metadata adds tokens to texts, but lacks {' and '.join(missing)}_token_id. "
+            f"Convert the model again. {INSTEAD}"
+        )
+    added = {
+        role: (vocabulary.tokens[vocabulary.roles[role]], vocabulary.roles[role]) for role in roles
+    }
+    before, after = ([added[role][0]] if role in added else [] for role in ("bos", "eos"))
+    if added:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after],
+            pair=[*before, "$A", *after, *before, "$B:1", *after],
+            special_tokens=list(added.values()),
+        )

@@ -1,8 +1,6 @@
 """GGUF files written here, and the default model, against what transformers makes of them."""
 
 import random
-import re
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,6 @@ from pagefleet_worker.model.config import parse_config
 from pagefleet_worker.model.rope import LongRope
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.preparation.gguf_model import gguf_model
-from pagefleet_worker.preparation.gguf_tokenizer import gguf_tokenizer
 from pagefleet_worker.prepare import prepare
 
 MERGES = ["h e", "l l", "Ġ t", "Ġt he", "1 2", "12 3", "Ã ©", "' s", "Ċ Ċ", "Ġ Ġ"]
@@ -235,100 +232,6 @@ def test_a_file_that_is_not_gguf_is_refused(tmp_path):
     path.write_bytes(b"PK\x03\x04" + bytes(100))
     with pytest.raises(ModelError, match="is no GGUF file"):
         gguf_model(path, "m")
-
-
-SPACE = "\u2581"
-WHOLE = ["\n\n", "\n\n\n", "  ", "   ", "<tool>"]
-"""Tokens that are taken out of a text before anything is merged."""
-
-
-def sentencepiece_metadata(rng: random.Random) -> dict[str, object]:
-    """Random pieces, each of two others, by score; bytes; and tokens to be taken whole."""
-    pieces = [*"abcdet", SPACE, "é", "中"]
-    while len(pieces) < 60:
-        made = "".join(rng.choices(pieces, k=2))
-        if made not in pieces and len(made) < 9:
-            pieces.append(made)
-    scores = {piece: -float(rank) for rank, piece in enumerate(pieces[9:])}
-    rng.shuffle(pieces)
-    octets = [f"<0x{octet:02X}>" for octet in range(256)]
-    kinds = [
-        *[(token, TokenType.CONTROL) for token in ("<pad>", "<eos>", "<bos>")],
-        ("<unk>", TokenType.UNKNOWN),
-        *[(token, TokenType.USER_DEFINED) for token in WHOLE],
-        *[(token, TokenType.BYTE) for token in octets],
-        *[(token, TokenType.NORMAL) for token in pieces],
-    ]
-    tokens, types = zip(*kinds, strict=True)
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.add_space_prefix": False,
-        "tokenizer.ggml.tokens": list(tokens),
-        "tokenizer.ggml.token_type": list(types),
-        "tokenizer.ggml.scores": [scores.get(token, -1000.0) for token in tokens],
-        "tokenizer.ggml.bos_token_id": 2,
-    }
-
-
-def merged_by_score(text: str, scores: dict[str, float]) -> list[str]:
-    """SentencePiece's rule, word for word: of all neighbours the first with the best score."""
-    parts = list(text.replace(" ", SPACE))
-    while True:
-        pairs = [
-            (scores[left + right], -at)
-            for at, (left, right) in enumerate(pairwise(parts))
-            if left + right in scores
-        ]
-        if not pairs:
-            break
-        at = -max(pairs)[1]
-        parts[at : at + 2] = ["".join(parts[at : at + 2])]
-    found: list[str] = []
-    for part in parts:
-        octets = [f"<0x{octet:02X}>" for octet in part.encode()]
-        found += [part] if part in scores else octets
-    return found
-
-
-def test_sentencepieces_merges_are_those_of_its_rule():
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    rng = random.Random(seed)
-    metadata = sentencepiece_metadata(rng)
-    tokens, types = (metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "token_type"))
-    scores = {
-        token: score
-        for token, score, kind in zip(tokens, metadata["tokenizer.ggml.scores"], types, strict=True)
-        if kind == TokenType.NORMAL
-    }
-    tokenizer = gguf_tokenizer(metadata)
-    longest_first = re.compile("|".join(map(re.escape, sorted(WHOLE, key=len, reverse=True))))
-    alphabet = [*"abcdet ", "  ", "é", "中", "\n", "\n\n", "x", "😀", "<tool>", "<tool", SPACE]
-    for _ in range(300):
-        text = "".join(rng.choices(alphabet, k=rng.randint(0, 30)))
-        expected, end = ["<bos>"], 0
-        for match in longest_first.finditer(text):
-            expected += [*merged_by_score(text[end : match.start()], scores), match[0]]
-            end = match.end()
-        expected += merged_by_score(text[end:], scores)
-        found = tokenizer.encode(text)
-        assert found.tokens == expected
-        assert tokenizer.decode(found.ids) == text.replace(SPACE, " ")
-
-
-def test_a_space_before_texts_is_refused():
-    metadata = sentencepiece_metadata(random.Random(0))
-    del metadata["tokenizer.ggml.add_space_prefix"]  # llama.cpp then puts one
-    with pytest.raises(ModelError, match=r"puts a space before texts.*with --tokenizer"):
-        gguf_tokenizer(metadata)
-
-
-def test_bytes_without_tokens_are_refused():
-    metadata = sentencepiece_metadata(random.Random(0))
-    types = metadata["tokenizer.ggml.token_type"]
-    types[types.index(TokenType.BYTE)] = TokenType.UNUSED
-    with pytest.raises(ModelError, match="lacks tokens for single bytes"):
-        gguf_tokenizer(metadata)
 
 
 def random_texts(count: int = 200) -> list[str]:
