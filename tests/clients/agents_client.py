@@ -72,6 +72,10 @@ async def stream():
 async def structured():
     result = await Runner.run(agent(output_type=Capital), "What is the capital of France?")
     assert result.final_output.country in ("France", "Spain")
+    guide = agent(output_type=Capital, tools=[weather], settings={"tool_choice": "required"})
+    result = await Runner.run(guide, "What is the weather in the capital of France?")
+    assert asked.pop() in ("Rome", "Paris")
+    assert result.final_output.country in ("France", "Spain")
 
 
 async def errors():
