@@ -62,17 +62,27 @@ def test_a_gateway_hangs_in_the_middle_of_a_stream(served, questions):
 
 
 @pytest.mark.parametrize("bound", ["--num-blocks=4", "--max-model-len=64"])
-def test_an_answer_is_as_long_as_fits_while_there_is_no_worker(tmp_path, echo_folder, bound):
+def test_an_answer_is_as_long_as_fits_though_worker_or_gateway_is_new(tmp_path, echo_folder, bound):
+    """While there is no worker, and as the first that a gateway is asked for."""
     options = [f"--model={echo_folder}", "--engine=echo", "--block-size=16", "--check"]
     with pagefleet_serve(tmp_path, *options, bound) as serving:
         chat = f"{serving.url}/v1/chat/completions"
         body = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
-        before = httpx.post(chat, json=body).json()
-        services = children(serving.process.pid).items()
-        os.kill(next(pid for pid, service in services if service == "worker"), signal.SIGKILL)
+
+        def kill(name):
+            services = children(serving.process.pid).items()
+            os.kill(next(pid for pid, service in services if service == name), signal.SIGKILL)
+
+        answers = [httpx.post(chat, json=body)]
+        kill("worker")
         wait_until(lambda: httpx.get(f"{serving.url}/health").status_code == 503)
-        during = httpx.post(chat, json=body, timeout=60).json()
-        assert before["usage"]["total_tokens"] == during["usage"]["total_tokens"] == 64, during
+        answers.append(httpx.post(chat, json=body, timeout=60))
+        kill("gateway")
+        wait_until(lambda: "gateway" not in children(serving.process.pid).values())
+        for cut in ({}, {"truncate_prompt_tokens": -1}):
+            answers.append(httpx.post(chat, json=body | cut, timeout=60))
+        assert [answer.status_code for answer in answers] == [200] * 4
+        assert {answer.json()["usage"]["total_tokens"] for answer in answers} == {64}
 
 
 @pytest.mark.slow

@@ -31,12 +31,14 @@ from pagefleet.wire import (
 )
 from pagefleet_gateway.cell.link import (
     BEAT_SECONDS,
+    PATIENCE_SECONDS,
     SILENCE_SECONDS,
     News,
     Reaction,
     SchedulerLink,
 )
 from pagefleet_gateway.cell.outputs import size
+from pagefleet_gateway.errors import unavailable
 from pagefleet_gateway.tenants import Keyring
 
 _LOG = logging.getLogger(__name__)
@@ -161,6 +163,7 @@ class SchedulerClient:
         self._mailboxes: dict[str, Mailbox] = {}
         self._queries = count(1)
         self._inspections: dict[int, asyncio.Future[Snapshot]] = {}
+        self._workers_known = asyncio.Event()
         self._peer: Peer | None = None
 
     @property
@@ -221,6 +224,19 @@ class SchedulerClient:
         """The client of a stream has taken `count` tokens of a choice."""
         self._carry_out(self.link.taken(request, index, count))
 
+    async def until_workers_are_known(self) -> None:
+        """Wait until it is known what workers hold.
+
+        Raises:
+            ApiError: 503, no worker has come.
+        """
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._workers_known.wait()
+        except TimeoutError:
+            text = f"No worker has joined for {PATIENCE_SECONDS:.0f} seconds."
+            raise unavailable(text, Reason.NO_WORKER) from None
+
     async def inspect(self, blocks: bool) -> Snapshot:
         """How memory is used now; with `blocks`, every single one.
 
@@ -254,6 +270,8 @@ class SchedulerClient:
                 self._answer_inspection(message)
             else:
                 self._carry_out(self.link.handle(message, time.monotonic()))
+                if self.link.longest is not None:
+                    self._workers_known.set()
                 if isinstance(message, Pulse) and message is self.link.pulse:
                     self._keyring.learn(message, time.monotonic())
 

@@ -21,7 +21,7 @@ are few, and each may be applied any number of times:
 - A gateway that is refused submits nothing, and asks again, until it is welcome.
 - A request whose client went to another gateway, and has its stream go on there, is over (`Moved`).
 - A request without a length of its own that came before the first worker is submitted again as
-  soon as it is known that this one holds less than the model could.
+  soon as it is known that this one holds less than the model could, though it was refused for that.
 
 Messages and calls go in with the time `now` (seconds of any monotonic clock); what comes out is
 `Reaction`: messages to send to the scheduler, and news for the requests' owners.
@@ -277,6 +277,8 @@ class SchedulerLink:
         submission = self._open.get(message.request)
         if submission is None or submission.attempt != message.attempt:
             self.counters.void += 1
+            return Reaction()
+        if message.reason is Reason.TOO_LONG and submission.shrinks and self.longest is None:
             return Reaction()
         del self._open[message.request]
         return Reaction(news=[message])

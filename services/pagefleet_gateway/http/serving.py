@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from starlette.types import Receive, Scope, Send
@@ -28,7 +29,13 @@ from pagefleet_gateway.record import Record, record_of
 from pagefleet_gateway.rendering.answer import Answer
 from pagefleet_gateway.rendering.event_renderer import EventRenderer
 from pagefleet_gateway.rendering.stream import Renderer
-from pagefleet_gateway.requests.generation import Generation, Limits, resumed, ticket_of
+from pagefleet_gateway.requests.generation import (
+    ContextUnknown,
+    Generation,
+    Limits,
+    resumed,
+    ticket_of,
+)
 from pagefleet_gateway.resume import MOST_CHOICES, read_event_id
 from pagefleet_gateway.telemetry.metrics import RequestTimer
 
@@ -57,11 +64,14 @@ class GenerationRoute(PostRoute):
     async def answer(self, content: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request whose body is there; see `PostRoute`."""
         gateway, record = self._gateway, record_of(scope)
-        loop = asyncio.get_running_loop()
         last_event_id = dict(scope["headers"]).get(b"last-event-id")
-        answer, ticket = await loop.run_in_executor(
-            gateway.threads_for(content), self._begin, content, record, last_event_id
-        )
+        begin = partial(self._begin, content, record, last_event_id)
+        loop, threads = asyncio.get_running_loop(), gateway.threads_for(content)
+        try:
+            answer, ticket = await loop.run_in_executor(threads, begin)
+        except ContextUnknown:
+            await gateway.client.until_workers_are_known()
+            answer, ticket = await loop.run_in_executor(threads, begin)
         generation = answer.generation
         headers = told(generation.ignored)
         record.handed_over = time.monotonic()
@@ -101,13 +111,14 @@ class GenerationRoute(PostRoute):
         answer = Answer(generation, model)
         if not generation.body.stream or len(answer.choices) > MOST_CHOICES:
             return answer, ""
-        known = gateway.client.link.longest is not None
-        ticket = ticket_of(generation, model, whose, limits.max_model_len if known else 0)
+        context = limits.max_model_len if limits.certain else 0
+        ticket = ticket_of(generation, model, whose, context)
         return answer, ticket.sign(gateway.resume_secret, content)
 
     def _limits(self, record: Record, context: int) -> Limits:
         """What holds for a request; `context`: the one that it began in, unless it is 0."""
         settings, now = self._gateway.settings, self._gateway.context
+        certain = bool(context) or self._gateway.client.link.longest is not None
         return Limits(
             context or now.tokens,
             record.tenant,
@@ -116,6 +127,7 @@ class GenerationRoute(PostRoute):
             settings.max_logprobs,
             settings.strict_openai,
             now.bound,
+            certain,
         )
 
 

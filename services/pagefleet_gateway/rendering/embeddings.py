@@ -69,7 +69,7 @@ def understand_embedding(content: bytes, model: ServedModel, limits: Limits) -> 
 def _prompts(body: CompletionBody, model: ServedModel, limits: Limits) -> list[list[int]]:
     """The texts as ids, cut as the body asks; what they are read at stays."""
     whole, most = completion_prompts(body, model, "input"), limits.max_model_len
-    prompts = truncated(body, whole, most)
+    prompts = truncated(body, whole, limits, 0)
     if (ending := model.tokenizer.ending) and body.truncation_side == "right":
         prompts = [
             cut[: -len(ending)] + ending if cut and text[-len(ending) :] == ending else cut

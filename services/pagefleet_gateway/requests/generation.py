@@ -25,6 +25,10 @@ from pagefleet_gateway.resume import Had, Ticket, request_id
 from pagefleet_gateway.tenants import EVERYBODY, Tenant
 
 
+class ContextUnknown(Exception):
+    """A prompt is to be cut to what fits, and no worker has said yet what does."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """What holds for a request besides the model's own limits."""
@@ -43,6 +47,18 @@ class Limits:
     """Answers end only for reasons that the OpenAI API knows."""
     bound: str = ""
     """What makes `max_model_len` less than the model's own, in words."""
+    certain: bool = True
+    """Whether `max_model_len` is no more than what workers hold."""
+
+    def room(self, answer: int) -> int:
+        """Tokens of a prompt that is cut to leave so many for its answer.
+
+        Raises:
+            ContextUnknown: that is not certain yet, and a cut is for good.
+        """
+        if not self.certain:
+            raise ContextUnknown
+        return self.max_model_len - answer
 
 
 @dataclass(frozen=True, kw_only=True)

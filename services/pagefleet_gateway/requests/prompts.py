@@ -22,6 +22,7 @@ from pagefleet_gateway.model import (
     THINKING_VARIABLES,
     ServedModel,
 )
+from pagefleet_gateway.requests.generation import Limits
 from pagefleet_gateway.sandbox.template import ChatTemplateError
 from pagefleet_gateway.text.tokenizer import PromptError, PromptTooLongError
 
@@ -214,13 +215,17 @@ def encode(
         raise _refused(error, field) from error
 
 
-def truncated(body: GenerationBody, prompts: list[list[int]], room: int) -> list[list[int]]:
-    """Prompts cut as the body asks; where it says -1, to `room` tokens, but never to none."""
+def truncated(
+    body: GenerationBody, prompts: list[list[int]], limits: Limits, answer: int
+) -> list[list[int]]:
+    """Prompts cut as the body asks; where it says -1, so that there is room for `answer` tokens
+    behind them, but never to none.
+    """
     keep = body.truncate_prompt_tokens
     if keep is None:
         return prompts
     if keep == -1:
-        keep = max(room, 1)
+        keep = max(limits.room(answer), 1)
     if body.truncation_side == "right":
         return [tokens[:keep] for tokens in prompts]
     return [tokens[max(len(tokens) - keep, 0) :] for tokens in prompts]

@@ -77,7 +77,7 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
         raise bad_request("best_of above n cannot be streamed.", "best_of")
     wanted = either(body.max_tokens, DEFAULT_COMPLETION_TOKENS)
     prompts = completion_prompts(body, model)
-    prompts = truncated(body, prompts, limits.max_model_len - wanted)
+    prompts = truncated(body, prompts, limits, wanted)
     max_tokens = _room(prompts, "prompt", body.max_tokens, "max_tokens", wanted, limits)
     params = sampling_params(
         body,
@@ -169,7 +169,7 @@ def understand_conversation(
         raise bad_request(f"{field} must be at least 1.", field)
     tools = _tools(conversation, model)
     prompts = [_prompt(conversation, tools, model, limits)]
-    prompts = truncated(body, prompts, limits.max_model_len - either(asked, 1))
+    prompts = truncated(body, prompts, limits, either(asked, 1))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     most = min(most_tokens(body, n, logprobs), conversation.most)
     max_tokens = _room(prompts, conversation.name("messages"), asked, field, most, limits)
@@ -234,7 +234,7 @@ def _prompt(
     if not conversation.drops_oldest:
         return chat_prompt(body, model, tools.shown, field)
     answer = either(conversation.max_tokens, limits.max_model_len // ANSWER_SHARE)
-    return newest_turns(body, model, tools.shown, field, limits.max_model_len - answer)
+    return newest_turns(body, model, tools.shown, field, limits.room(answer))
 
 
 def name_of(body: GenerationBody, limits: Limits) -> str:

@@ -175,7 +175,7 @@ class FakeScheduler:
             case GatewayHello() | GatewayBeat() if self.refusal is not None:
                 return [Refused(self.refusal)]
             case GatewayHello():
-                return [Welcome(self.epoch, PROTOCOL)]
+                return [Welcome(self.epoch, PROTOCOL, self._known_length)]
             case GatewayBeat(open=open):
                 unknown = [line.request for line in open if line.request not in self.running]
                 return [self._pulse(unknown)]
@@ -197,10 +197,14 @@ class FakeScheduler:
         )
         engines = [stats] * self.workers
         steps = CellStats([1] * (len(STEP_BOUNDS) + 1), 500, 1, 2, 3, 4, 5, 6_500_000)
-        longest = self.longest if self.workers else 0
         return Pulse(
-            self.epoch, self.workers, running, 0, longest, unknown, False, engines, cell=steps
+            *(self.epoch, self.workers, running, 0, self._known_length, unknown, False, engines),
+            cell=steps,
         )
+
+    @property
+    def _known_length(self) -> int:
+        return self.longest if self.workers else 0
 
     def _snapshot(self, inspect: Inspect) -> Snapshot:
         blocks = bytes([0, 0, CACHED_BLOCK, 1, 1, 12]) if inspect.blocks else b""

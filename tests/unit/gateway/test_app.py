@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -428,6 +429,33 @@ def test_a_template_may_be_another_than_the_models(model: Path, tmp_path: Path) 
     with running_cell(model, tmp_path, f"--chat-template={template}") as cell:
         body = {"messages": [{"role": "user", "content": "hi"}]}
         assert bytes(cell.post("/tokenize", **body).json()["tokens"]) == b"user=hi;"
+
+
+TURNS = [{"role": role, "content": "abc" * 9} for role in ("user", "assistant", "user")]
+CUT = {
+    "/v1/completions": {"prompt": "x" * 200, "max_tokens": 9, "truncate_prompt_tokens": -1},
+    "/v1/chat/completions": {"messages": TURNS, "truncate_prompt_tokens": -1},
+    "/v1/responses": {"input": TURNS, "truncation": "auto", "max_output_tokens": 9},
+    "/v1/embeddings": {"input": "x" * 200, "truncate_prompt_tokens": -1},
+}
+
+
+def test_what_is_cut_to_fit_waits_until_it_is_known_what_fits(model: Path, tmp_path: Path) -> None:
+    scheduler = FakeScheduler(f"ipc://{tmp_path}/gateways.sock", workers=0, longest=64)
+    with (
+        scheduler.started(),
+        running_gateway(model, scheduler.endpoint) as (process, port),
+        ThreadPoolExecutor() as threads,
+    ):
+        cell = Cell(f"http://127.0.0.1:{port}", port, process, scheduler)
+        cut = [threads.submit(cell.post, path, **body) for path, body in CUT.items()]
+        assert cell.post(prompt="x" * 200, max_tokens=9).status_code == 200
+        assert [len(submit.prompt) // 4 for submit in scheduler.submits] == [200]
+        scheduler.workers = 1
+        assert [answer.result().status_code for answer in cut] == [200] * len(CUT)
+    _, *submits = scheduler.submits
+    lengths = [len(submit.prompt) // 4 + submit.params.max_tokens for submit in submits]
+    assert 0 < min(lengths) <= max(lengths) == 64, lengths
 
 
 def test_tenants_share_nothing_and_have_limits(model: Path, tmp_path: Path) -> None:

@@ -108,6 +108,21 @@ def test_what_takes_what_fits_is_handed_over_once_if_that_is_known_with_the_welc
     assert (sent.attempt, sent.params.max_tokens) == (1, 5)
 
 
+def test_what_takes_what_fits_is_not_too_long_before_it_is_known_what_fits() -> None:
+    """A worker has joined, and the pulse that says so is still on its way."""
+    link = welcomed()
+    link.submit(submit("asked"), 0.2)
+    link.submit(submit("fits"), 0.2, shrinks=True)
+    refusals = {name: Rejected(name, 1, Reason.TOO_LONG, "") for name in ("asked", "fits")}
+    assert link.handle(refusals["asked"], 0.3).news == [refusals["asked"]]
+    assert link.handle(refusals["fits"], 0.3).news == []
+    (again,) = link.handle(pulse(7, "fits", longest=9), 0.4).messages
+    assert isinstance(again, Submit)
+    assert (again.attempt, again.params.max_tokens) == (2, 5)
+    last = Rejected("fits", 2, Reason.TOO_LONG, "")
+    assert link.handle(last, 0.5).news == [last]
+
+
 def test_tokens_arrive_once() -> None:
     link = running()
     assert link.handle(Outputs(7, [output(0, 1, 2)]), 1).news == [output(0, 1, 2)]
