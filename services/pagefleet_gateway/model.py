@@ -44,7 +44,7 @@ class ServedModel:
     tool_call_parser: str | None = None
     """How it writes calls of tools, by a name of `tool_parsers.notations.NOTATIONS`."""
     reasoning_parser: str | None = None
-    """How it writes thoughts, by a name of `reasoning.THINKS_AT_ONCE`."""
+    """How it writes thoughts, by a name of `text.reasoning.FAMILIES`."""
     seeds: Random = field(default_factory=SystemRandom)
     """Draws those of requests that name none."""
     aliases: tuple[str, ...] = ()

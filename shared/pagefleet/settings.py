@@ -136,7 +136,17 @@ class GatewaySettings(CellSettings, ModelSettings):
         ),
     )
     reasoning_parser: str | None = setting(
-        None, "how the model writes what it thinks", choices=("deepseek_r1", "qwen3")
+        None,
+        "how the model writes what it thinks",
+        choices=(
+            "qwen3",
+            "glm45",
+            "deepseek_v3",
+            "deepseek_r1",
+            "olmo3",
+            "mistral",
+            "granite",
+        ),
     )
     gateway_endpoint: str = setting(
         lambda: f"ipc://{runtime_folder()}/gateways.sock", "where the scheduler meets gateways"

@@ -16,21 +16,22 @@ from pagefleet_gateway.tool_parsers.parser import Spoken, ToolParser
 class MessageForm:
     """How an answer is to be read."""
 
-    thinks_at_once: bool | None = None
-    """See `reasoning`; None: it has no thoughts."""
+    thoughts: Callable[[], ReasoningParser] | None = None
+    """Makes what parts its thoughts from the rest; None: it has none."""
     parser: Callable[[], ToolParser] | None = None
     """Makes what reads its calls; None: it has none."""
     parallel: bool = True
     """Calls after the first are kept."""
     shows_thoughts: bool = True
+    keeps_special: bool = False
+    """Special tokens are part of the text."""
 
 
 class MessageReader:
     """Reads the pieces of one choice, in their order."""
 
     def __init__(self, form: MessageForm) -> None:
-        at_once = form.thinks_at_once
-        self._reasoning = None if at_once is None else ReasoningParser(at_once)
+        self._reasoning = None if form.thoughts is None else form.thoughts()
         self._tools = None if form.parser is None else form.parser()
         self._parallel = form.parallel
         self._shows_thoughts = form.shows_thoughts

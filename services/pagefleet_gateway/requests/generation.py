@@ -91,8 +91,6 @@ class Generation:
     """How the text is to be parted; None: it is content."""
     embedding: EmbeddingForm | None = None
     """How the prompts' embeddings are to be written, where they are what is wanted."""
-    keeps_special: bool = False
-    """Special tokens are part of the text."""
     strict: bool = False
     """See `Limits`."""
     shrinks: bool = False
@@ -110,7 +108,12 @@ class Generation:
     @property
     def thinks(self) -> bool:
         """Whether thoughts are parted from what it says."""
-        return self.message is not None and self.message.thinks_at_once is not None
+        return self.message is not None and self.message.thoughts is not None
+
+    @property
+    def keeps_special(self) -> bool:
+        """Whether special tokens are part of the text."""
+        return self.message is not None and self.message.keeps_special
 
     def passed_over(self, index: int) -> int:
         """Tokens of a choice that a resumed client has and that need not be looked at.

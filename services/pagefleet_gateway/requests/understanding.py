@@ -42,7 +42,7 @@ from pagefleet_gateway.requests.sampling import either, sampling_params
 from pagefleet_gateway.resume import request_id
 from pagefleet_gateway.sandbox.grammars import Structure
 from pagefleet_gateway.tenants import prefix_salt
-from pagefleet_gateway.text.reasoning import thinks_at_once
+from pagefleet_gateway.text.reasoning import FAMILIES, reader
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
 
@@ -200,7 +200,6 @@ def understand_conversation(
         shrinks=asked is None,
         asked=conversation.asked,
         message=_message(body, prompts[0], tools, model, structure),
-        keeps_special=tools.keeps_special,
     )
 
 
@@ -344,16 +343,16 @@ def _message(
     structure: Structure | None,
 ) -> MessageForm | None:
     """How an answer is to be read; one that obeys a grammar from the start holds no thoughts."""
-    thinks = None
+    thoughts, special = None, tools.keeps_special
     if model.reasoning_parser is not None and (structure is None or structure.free):
         goes_on = bool(body.continue_final_message)
         end = model.tokenizer.decode(prompt[-_LONGEST_TAG:], skip_special_tokens=False)
-        thinks = thinks_at_once(
-            model.reasoning_parser, continued(body) if goes_on else end, goes_on
-        )
-    if thinks is None and tools.parser is None:
+        marks = FAMILIES[model.reasoning_parser]
+        thoughts = reader(marks, continued(body) if goes_on else end, goes_on)
+        special = special or marks.special
+    if thoughts is None and tools.parser is None:
         return None
-    return MessageForm(thinks, tools.parser, tools.parallel, body.shows_thoughts)
+    return MessageForm(thoughts, tools.parser, tools.parallel, body.shows_thoughts, special)
 
 
 def _structure(

@@ -1,35 +1,62 @@
 """What a model thinks before it answers, parted from the answer, as the text arrives.
 
-A model that thinks writes `<think>` thoughts `</think>` answer. Some templates write the first tag
-themselves, so that the text begins within the thoughts, or both, where nothing is to be thought.
-Where the prompt ends with no tag it depends on the model:
-
-    qwen3         thoughts only behind a tag that the text begins with
-    deepseek_r1   thoughts from the start, with or without the tag
+A model that thinks writes its thoughts between marks, and its answer behind them. Some templates
+write the first mark themselves, so that the text begins within the thoughts, or both, where nothing
+is to be thought. Where the prompt ends with no mark it depends on the model: some think only behind
+a mark that the text begins with, others at once, with or without it.
 
 A text that goes on with a message holds thoughts if the message ends within some.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
-_OPEN: Final = "<think>"
-_CLOSE: Final = "</think>"
-
-THINKS_AT_ONCE: Final = {"deepseek_r1": True, "qwen3": False}
-"""By the name that `--reasoning-parser` has for it."""
+from pagefleet_gateway.tool_parsers.reading import certain
 
 
-def thinks_at_once(family: str, before: str, goes_on: bool) -> bool | None:
-    """Whether the text behind `before` begins within thoughts; None: it holds none.
+@dataclass(frozen=True)
+class Marks:
+    """How a family of models parts thoughts from the rest."""
+
+    opens: Sequence[str] = ("<think>",)
+    closes: Sequence[str] = ("</think>",)
+    at_once: bool = False
+    """It thinks from the start, with or without the mark."""
+    special: bool = False
+    """They are special tokens, which must be part of the text."""
+
+
+FAMILIES: Final[dict[str, Marks]] = {
+    "qwen3": Marks(),
+    "glm45": Marks(),
+    "deepseek_v3": Marks(),
+    "deepseek_r1": Marks(at_once=True),
+    "olmo3": Marks(at_once=True),
+    "mistral": Marks(["[THINK]"], ["[/THINK]"], special=True),
+    "granite": Marks(
+        ["Here is my thought process:", "Here's my thought process:"],
+        ["Here is my response:", "Here's my response:"],
+    ),
+}
+"""By the name that `--reasoning-parser` has for it; `granite` is of the versions 3.x."""
+
+
+def reader(marks: Marks, before: str, goes_on: bool) -> "Callable[[], ReasoningParser] | None":
+    """What makes the parsers of the text behind `before`; None: it holds no thoughts.
 
     before: the end of the prompt or, if the text `goes_on` with it, a message.
     """
     said = before.rstrip()
+    opened = max(map(said.rfind, marks.opens))
+    closed = max(map(said.rfind, marks.closes))
     if goes_on and said:
-        return True if said.rfind(_OPEN) > said.rfind(_CLOSE) else None
-    if said.endswith(_CLOSE):
+        return partial(ReasoningParser, marks, at_once=True) if opened > closed else None
+    if said.endswith(tuple(marks.closes)):
         return None
-    return said.endswith(_OPEN) or THINKS_AT_ONCE[family]
+    at_once = marks.at_once or said.endswith(tuple(marks.opens))
+    return partial(ReasoningParser, marks, at_once=at_once)
 
 
 class Thought(NamedTuple):
@@ -40,9 +67,10 @@ class Thought(NamedTuple):
 
 
 class ReasoningParser:
-    """Reads one choice; at_once: it thinks even where no tag says so."""
+    """Reads one choice; at_once: it thinks even where no mark says so."""
 
-    def __init__(self, at_once: bool) -> None:
+    def __init__(self, marks: Marks, at_once: bool) -> None:
+        self._marks = marks
         self._at_once = at_once
         self._state = self._begin
         self._held = ""
@@ -67,23 +95,23 @@ class ReasoningParser:
     def _begin(self, text: str) -> Thought:
         self._held += text
         start = self._held.lstrip()
-        if len(start) < len(_OPEN) and _OPEN.startswith(start):
+        mark = next((mark for mark in self._marks.opens if start.startswith(mark)), None)
+        if mark is None and any(mark.startswith(start) for mark in self._marks.opens):
             return Thought()
-        tagged = start.startswith(_OPEN)
-        rest, self._held = start[len(_OPEN) :] if tagged else self._held, ""
-        self._state = self._think if tagged or self._at_once else self._answer
+        rest, self._held = self._held if mark is None else start[len(mark) :], ""
+        self._state = self._answer if mark is None and not self._at_once else self._think
         return self._state(rest)
 
     def _think(self, text: str) -> Thought:
-        thoughts, closed, answer = (self._held + text).partition(_CLOSE)
-        if closed:
+        text = self._held + text
+        ends = [(text.find(mark), mark) for mark in self._marks.closes if mark in text]
+        if ends:
+            at, mark = min(ends)
             self._held, self._state = "", self._answer
-            return Thought(thoughts, answer)
-        undecided = thoughts.rfind("<")
-        if undecided < 0 or not _CLOSE.startswith(thoughts[undecided:]):
-            undecided = len(thoughts)
-        self._held = thoughts[undecided:]
-        return Thought(thoughts[:undecided])
+            return Thought(text[:at], text[at + len(mark) :])
+        at = certain(text, self._marks.closes)
+        self._held = text[at:]
+        return Thought(text[:at])
 
     def _answer(self, text: str) -> Thought:
         return Thought(content=text)

@@ -22,7 +22,7 @@ def content(parser: ToolParser) -> Script:
 def find(parser: ToolParser, markers: Sequence[str]) -> Generator[None, str, str]:
     """Let text be content until one of the markers; it stays held."""
     while True:
-        parser.say(parser.held[: _certain(parser.held, markers)])
+        parser.say(parser.held[: certain(parser.held, markers)])
         if parser.held in markers:
             return parser.held
         yield
@@ -45,10 +45,10 @@ def until(
     read: what was read of the text.
     """
     while True:
-        certain = _certain(read, markers)
-        if certain:
-            say(read[:certain])
-            read = read[certain:]
+        known = certain(read, markers)
+        if known:
+            say(read[:known])
+            read = read[known:]
         if read in markers:
             return read
         read += yield
@@ -61,7 +61,7 @@ def up_to(*markers: str, read: str = "") -> Generator[None, str, tuple[str, str]
     return "".join(text), marker
 
 
-def _certain(text: str, markers: Sequence[str]) -> int:
+def certain(text: str, markers: Sequence[str]) -> int:
     """How much of a text lies before the markers, whatever follows."""
     at = max(0, len(text) - max(map(len, markers)))
     while not any(marker.startswith(text[at:]) for marker in markers):

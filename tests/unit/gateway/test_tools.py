@@ -554,6 +554,9 @@ def test_auto_needs_to_know_the_model() -> None:
 def test_markers_that_are_special_tokens_are_text() -> None:
     assert chat(model("mistral")).generation.keeps_special
     assert not chat(model("hermes")).generation.keeps_special
+    assert chat(model("hermes", "mistral")).generation.keeps_special
+    assert chat(model(None, "mistral"), tools=None).generation.keeps_special
+    assert not chat(model(None, "granite"), tools=None).generation.keeps_special
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
