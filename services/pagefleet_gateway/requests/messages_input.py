@@ -78,8 +78,7 @@ def message_prompt(
     """
     parsed = parse(content, CountBody)
     conversation = _conversation(parsed.body, parsed.ignored)
-    prompt = prompt_of(conversation, model.named(parsed.body.model), Limits(max_model_len))
-    return prompt, conversation.ignored
+    return prompt_of(conversation, model.named(parsed.body.model), max_model_len)
 
 
 def _conversation(body: CountBody, unknown: list[str]) -> Conversation:

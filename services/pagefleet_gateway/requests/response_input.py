@@ -77,8 +77,7 @@ def response_prompt(
         ApiError: 400 that names the field, or 404 for another model.
     """
     parsed = parse(content, ResponseBody)
-    conversation, model = _conversation(parsed), model.named(parsed.body.model)
-    return prompt_of(conversation, model, Limits(max_model_len)), conversation.ignored
+    return prompt_of(_conversation(parsed), model.named(parsed.body.model), max_model_len)
 
 
 def _conversation(parsed: Parsed[ResponseBody]) -> Conversation:

@@ -195,7 +195,7 @@ def understand_conversation(
         best_of=n,
         logprobs=logprobs,
         echo=[continued(body)] if body.echo else None,
-        ignored=[*conversation.ignored, *_unheeded(conversation, model)],
+        ignored=_ignored(conversation, model),
         strict=limits.strict,
         shrinks=asked is None,
         asked=conversation.asked,
@@ -203,13 +203,21 @@ def understand_conversation(
     )
 
 
-def prompt_of(conversation: Conversation, model: ServedModel, limits: Limits) -> list[int]:
-    """The ids of a conversation's prompt, whether there is room for an answer or not.
+def prompt_of(
+    conversation: Conversation, model: ServedModel, max_model_len: int
+) -> tuple[list[int], list[str]]:
+    """The ids of a conversation's prompt, whether there is room for an answer or not, and the
+    fields that are ignored.
 
     Raises:
         ApiError: 400 that names the field.
     """
-    return _prompt(conversation, _tools(conversation, model), model, limits)
+    tools = _tools(conversation, model)
+    return _prompt(conversation, tools, model, Limits(max_model_len)), _ignored(conversation, model)
+
+
+def _ignored(conversation: Conversation, model: ServedModel) -> list[str]:
+    return [*conversation.ignored, *_unheeded(conversation, model)]
 
 
 def _unheeded(conversation: Conversation, model: ServedModel) -> list[str]:

@@ -380,6 +380,9 @@ def test_what_changes_nothing_is_taken_and_named() -> None:
     fields = {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}
     unread = understand_message(body(fields), echo_model(), LIMITS)
     assert unread.ignored == ["output_config.effort", "thinking"]
+    fields["context_management"] = {}
+    content = json.dumps({"messages": [USER]} | fields).encode()
+    assert count_message(content, echo_model(), 10)[1] == ["context_management", *unread.ignored]
 
 
 def test_thoughts_may_be_left_out() -> None:

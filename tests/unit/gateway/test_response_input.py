@@ -9,6 +9,7 @@ from msgspec import structs
 
 from pagefleet_gateway.bodies.response_body import ResponseBody
 from pagefleet_gateway.errors import ApiError
+from pagefleet_gateway.http.tokenizing import count_input
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.requests.generation import Generation, Limits
 from pagefleet_gateway.requests.response_input import understand_response
@@ -361,6 +362,8 @@ def test_what_changes_nothing_is_taken() -> None:
         b'{"input": "a", "reasoning": {"effort": "low"}}', echo_model(), LIMITS
     )
     assert unread.ignored == ["reasoning.effort"]
+    content = b'{"input": "a", "reasoning": {"effort": "low"}, "zork": 1}'
+    assert count_input(content, echo_model(), 10)[1] == ["zork", "reasoning.effort"]
 
 
 def test_fields_of_responses_are_no_fields_of_chats() -> None:
