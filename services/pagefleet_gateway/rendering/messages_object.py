@@ -15,7 +15,8 @@ class AnswerText(msgspec.Struct, tag_field="type", tag="text"):
     """What the model says."""
 
     text: str
-    citations: None = None
+    citations: list[dict[str, Any]] = []
+    """Always empty; by the published schema it may be null, which not all clients take."""
 
 
 class AnswerThoughts(msgspec.Struct, tag_field="type", tag="thinking"):

@@ -62,6 +62,7 @@ def test_an_answer_is_what_its_document_says(cell: Cell) -> None:
     chat = cell.post("/v1/chat/completions", messages=SAID, max_tokens=9).json()
     (block,) = answer["content"]
     assert block["text"] == chat["choices"][0]["message"]["content"]
+    assert block["citations"] == []
     usage = answer["usage"]
     read = usage["cache_read_input_tokens"]
     assert usage["input_tokens"] + read == chat["usage"]["prompt_tokens"]
