@@ -10,14 +10,15 @@ from tests.clients.conftest import FOLDER, INSTALLED
 from tests.system.serving import Serving
 
 
-def test_openai_of_npm(server: Serving) -> None:
-    script = ["node", str(FOLDER / "openai_client.cjs"), server.url, server.model]
+@pytest.mark.parametrize(("client", "checks"), [("openai", 10), ("ai", 13)])
+def test_sdk_of_npm(server: Serving, client: str, checks: int) -> None:
+    script = ["node", str(FOLDER / f"{client}_client.cjs"), server.url, server.model]
     environment = {**os.environ, "NODE_PATH": f"{INSTALLED}/node/node_modules"}
     ended = subprocess.run(
         script, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.count(" passed") == 10
+    assert ended.stdout.count(" passed") == checks
 
 
 @pytest.mark.parametrize(
