@@ -66,10 +66,13 @@ class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result"):
 Block: TypeAlias = TextPart | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
+Role: TypeAlias = Literal["user", "assistant", "system"]
+
+
 class Turn(msgspec.Struct):
     """An entry of `messages`."""
 
-    role: Literal["user", "assistant", "system"]
+    role: Role
     content: str | list[Block]
 
 

@@ -147,6 +147,11 @@ class ThinkingOptions(msgspec.Struct):
     """Thoughts are shown as they are, unless they are omitted."""
 
 
+def shared(body: RequestBody, kind: type[RequestBody]) -> dict[str, Any]:
+    """The fields of a body that all of its kind have."""
+    return {name: getattr(body, name) for name in kind.__struct_fields__}
+
+
 class GenerationBody(CommonBody, kw_only=True):
     """The fields that both completion routes share."""
 

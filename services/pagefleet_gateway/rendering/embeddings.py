@@ -21,7 +21,7 @@ from pagefleet_gateway.bodies.embedding_body import (
 )
 from pagefleet_gateway.bodies.embedding_form import EmbeddingForm
 from pagefleet_gateway.bodies.parsing import parse
-from pagefleet_gateway.bodies.schema import CompletionBody
+from pagefleet_gateway.bodies.schema import CompletionBody, RequestBody, shared
 from pagefleet_gateway.errors import bad_request
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.rendering.stream import Renderer
@@ -90,17 +90,12 @@ def _prompts(body: CompletionBody, model: ServedModel, limits: Limits) -> list[l
 
 def _as_completion(asked: EmbeddingBody) -> CompletionBody:
     return CompletionBody(
+        **shared(asked, RequestBody),
         prompt=asked.input,
         max_tokens=0,
-        model=asked.model,
         truncate_prompt_tokens=asked.truncate_prompt_tokens,
         truncation_side=asked.truncation_side,
         add_special_tokens=asked.add_special_tokens,
-        priority=asked.priority,
-        cache_salt=asked.cache_salt,
-        timeout=asked.timeout,
-        request_id=asked.request_id,
-        user=asked.user,
     )
 
 

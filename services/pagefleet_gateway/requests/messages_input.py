@@ -9,7 +9,7 @@ assistant's.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -21,13 +21,21 @@ from pagefleet_gateway.bodies.messages_body import (
     CountBody,
     MessagesBody,
     RedactedThinkingBlock,
+    Role,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
     Turn,
 )
 from pagefleet_gateway.bodies.parsing import parse
-from pagefleet_gateway.bodies.schema import ChatBody, ChatMessage, CommonBody, TextPart, joined
+from pagefleet_gateway.bodies.schema import (
+    ChatBody,
+    ChatMessage,
+    CommonBody,
+    TextPart,
+    joined,
+    shared,
+)
 from pagefleet_gateway.bodies.tools import (
     FunctionCall,
     FunctionName,
@@ -47,9 +55,6 @@ from pagefleet_gateway.requests.understanding import (
     understand_conversation,
 )
 
-Role: TypeAlias = Literal["user", "assistant", "system"]
-
-_COMMON: Final = CommonBody.__struct_fields__
 _CHOICES: Final[dict[str, ToolChoice]] = {"auto": "auto", "any": "required", "none": "none"}
 _NO_THREADS: Final = "thread_unsupported_request"
 """Tells Anthropic's SDK to go on without a thread."""
@@ -110,7 +115,7 @@ def _chat(body: CountBody) -> ChatBody:
         raise bad_request(f"{last} calls tools: what came of it must follow, as tool_result.", last)
     choice = body.tool_choice
     return ChatBody(
-        **{name: getattr(body, name) for name in _COMMON},
+        **shared(body, CommonBody),
         messages=messages,
         continue_final_message=goes_on,
         thinking=body.thinking,

@@ -17,7 +17,7 @@ from pagefleet_gateway.bodies.response_body import (
     ResponseBody,
     Role,
 )
-from pagefleet_gateway.bodies.schema import ChatBody, ChatMessage, CommonBody, joined
+from pagefleet_gateway.bodies.schema import ChatBody, ChatMessage, CommonBody, joined, shared
 from pagefleet_gateway.bodies.tools import (
     FunctionCall,
     FunctionName,
@@ -40,7 +40,6 @@ from pagefleet_gateway.requests.understanding import (
 )
 
 _NO_STATE: Final = "nothing is stored here. Send the earlier items of the conversation in input."
-_COMMON: Final = CommonBody.__struct_fields__
 _NAMES: Final = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -115,7 +114,7 @@ def _shows_logprobs(body: ResponseBody) -> bool:
 
 def _chat(body: ResponseBody) -> ChatBody:
     return ChatBody(
-        **{name: getattr(body, name) for name in _COMMON},
+        **shared(body, CommonBody),
         messages=_messages(body),
         stop=body.stop,
         logprobs=_shows_logprobs(body),
