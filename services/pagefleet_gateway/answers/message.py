@@ -3,11 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from msgspec import UNSET
-
 from pagefleet_gateway.answers.choice import Piece
-from pagefleet_gateway.answers.responses import ChatAnswer, Delta, FunctionDelta, ToolCallDelta
-from pagefleet_gateway.bodies.tools import FunctionCall, ToolCall, call_id
 from pagefleet_gateway.text.reasoning import ReasoningParser, Thought
 from pagefleet_gateway.tool_parsers.parser import Spoken, ToolParser
 
@@ -71,41 +67,3 @@ class MessageReader:
         cut = in_call and isinstance(piece.stop_reason, str)
         if self._called and piece.finish == "stop" and not cut:
             piece.finish = "tool_calls"
-
-
-def delta_of(piece: Piece, generation: str, choice: int) -> Delta:
-    """What a piece adds to a choice of the answer `generation`."""
-    calls = [
-        ToolCallDelta(call.index, FunctionDelta(call.arguments))
-        if call.name is None
-        else ToolCallDelta(
-            call.index,
-            FunctionDelta(call.arguments, call.name),
-            call_id(generation, choice, call.index),
-            "function",
-        )
-        for call in piece.calls
-    ]
-    return Delta(
-        content=piece.text or UNSET,
-        reasoning_content=piece.reasoning or UNSET,
-        reasoning=piece.reasoning or UNSET,
-        tool_calls=calls or UNSET,
-    )
-
-
-def answer_of(piece: Piece, before: str, generation: str, choice: int) -> ChatAnswer:
-    """The whole of a choice, whose text goes on with `before`."""
-    calls: list[ToolCall] = []
-    for delta in piece.calls:
-        if delta.name is not None:
-            id = call_id(generation, choice, delta.index)
-            calls.append(ToolCall(id, FunctionCall(delta.name, "")))
-        calls[-1].function.arguments += delta.arguments
-    content = before + piece.text
-    return ChatAnswer(
-        content or (None if calls else ""),
-        reasoning_content=piece.reasoning or UNSET,
-        reasoning=piece.reasoning or UNSET,
-        tool_calls=calls or UNSET,
-    )

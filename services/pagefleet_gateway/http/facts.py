@@ -1,20 +1,73 @@
-"""The routes that tell of the gateway and its cell."""
+"""The routes that tell of the gateway and its cell, and the JSON of their answers."""
 
 import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagefleet_gateway.answers.responses import Health, Live, Model, ModelList, Version
 from pagefleet_gateway.cell.client import CellHealth
 from pagefleet_gateway.errors import ApiError, unavailable
 from pagefleet_gateway.http.gateway import DRAINING, Gateway
 from pagefleet_gateway.telemetry.dashboard import PAGE, PAGE_HEADERS, EngineStatus, Status
 from pagefleet_gateway.telemetry.metrics import CONTENT_TYPE
+
+
+class Live(msgspec.Struct):
+    """The answer of `/live`."""
+
+    status: Literal["ok"]
+
+
+class Health(Live):
+    """The answer of `/health` and `/ready`."""
+
+    workers: int
+    running: int
+    waiting: int
+
+
+class Version(msgspec.Struct):
+    """The answer of `/version`."""
+
+    version: str
+
+
+class Model(msgspec.Struct, kw_only=True):
+    """An entry of `/v1/models`, as OpenAI's clients read it, and Anthropic's.
+
+    root: what it was made from. parent: of a LoRA adapter, the model's name.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    display_name: str
+    created: int
+    created_at: str
+    """The same, as RFC 3339 writes it."""
+    owned_by: Literal["pagefleet"] = "pagefleet"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+    max_input_tokens: int
+    max_tokens: int
+    """Of an answer; these two are the same as `max_model_len`."""
+    capabilities: None = None
+
+
+class ModelList(msgspec.Struct):
+    """The answer of `/v1/models`."""
+
+    data: list[Model]
+    object: Literal["list"] = "list"
+    has_more: Literal[False] = False
+    first_id: str = ""
+    last_id: str = ""
 
 
 class Facts:

@@ -11,16 +11,6 @@ from typing import Any, Final
 
 import msgspec
 
-from pagefleet_gateway.answers.responses import (
-    ChatChunk,
-    ChatCompletion,
-    Completion,
-    Health,
-    Live,
-    Model,
-    ModelList,
-    Version,
-)
 from pagefleet_gateway.bodies.embedding_body import EmbeddingBody, EmbeddingList
 from pagefleet_gateway.bodies.messages_body import CountBody, MessagesBody
 from pagefleet_gateway.bodies.response_body import ResponseBody
@@ -28,7 +18,14 @@ from pagefleet_gateway.bodies.schema import ChatBody, CompletionBody
 from pagefleet_gateway.error_form import MESSAGES_PATH, MessagesErrorBody
 from pagefleet_gateway.errors import ErrorBody
 from pagefleet_gateway.http.edge import OPEN_PATHS
-from pagefleet_gateway.http.facts import pagefleet_version
+from pagefleet_gateway.http.facts import (
+    Health,
+    Live,
+    Model,
+    ModelList,
+    Version,
+    pagefleet_version,
+)
 from pagefleet_gateway.http.memory import Memory
 from pagefleet_gateway.http.tokenizing import (
     DetokenizeBody,
@@ -36,6 +33,11 @@ from pagefleet_gateway.http.tokenizing import (
     InputTokens,
     TokenizeBody,
     Tokenized,
+)
+from pagefleet_gateway.rendering.completion_object import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
 )
 from pagefleet_gateway.rendering.messages_object import Message, MessageEvent, MessageTokens
 from pagefleet_gateway.rendering.response_events import ResponseEvent

@@ -15,11 +15,15 @@ from msgspec import UNSET, UnsetType
 from pagefleet.wire import Finish, Output, PromptOutput, Rejected, unpack_ints
 from pagefleet_gateway.answers.choice import Choice, Piece
 from pagefleet_gateway.answers.message import MessageReader
-from pagefleet_gateway.answers.responses import CompletionTokensDetails, PromptTokensDetails, Usage
 from pagefleet_gateway.cell.link import News
 from pagefleet_gateway.cell.outputs import one_by_one, parted
 from pagefleet_gateway.errors import aborted, from_rejection, internal_error, too_late
 from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.rendering.completion_object import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Usage,
+)
 from pagefleet_gateway.rendering.foretold import Foretold, Prediction
 from pagefleet_gateway.requests.generation import Generation
 from pagefleet_gateway.resume import changed

@@ -13,8 +13,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from pagefleet_gateway.answers.choice import Piece
-from pagefleet_gateway.answers.message import answer_of, delta_of
-from pagefleet_gateway.answers.responses import (
+from pagefleet_gateway.errors import ApiError
+from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.rendering.answer import Answer, Prompt
+from pagefleet_gateway.rendering.completion_object import (
+    ChatAnswer,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -24,9 +27,6 @@ from pagefleet_gateway.answers.responses import (
     Delta,
     Usage,
 )
-from pagefleet_gateway.errors import ApiError
-from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.rendering.answer import Answer, Prompt
 from pagefleet_gateway.rendering.one_line import one_line
 from pagefleet_gateway.resume import Had, event_id, position
 from pagefleet_gateway.text.logprobs import (
@@ -174,7 +174,7 @@ class Renderer:
         first = index not in self._started
         chunk = ChatChunkChoice(
             index=index,
-            delta=delta_of(piece, self._generation.id, index),
+            delta=Delta.of(piece, self._generation.id, index),
             logprobs=self._chat_logprobs(piece.entries),
             finish_reason=piece.finish,
             stop_reason=piece.stop_reason,
@@ -272,7 +272,7 @@ class Renderer:
     def _chat_choice(self, number: int, piece: Piece) -> ChatChoice:
         return ChatChoice(
             index=number,
-            message=answer_of(piece, self._continued, self._generation.id, number),
+            message=ChatAnswer.of(piece, self._continued, self._generation.id, number),
             logprobs=self._chat_logprobs(piece.entries),
             finish_reason=piece.finish,
             stop_reason=piece.stop_reason,

@@ -12,10 +12,10 @@ from msgspec import UNSET
 
 from pagefleet.wire import Finish, Output, pack_ints
 from pagefleet_gateway.answers.choice import Piece
-from pagefleet_gateway.answers.responses import CompletionTokensDetails
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.rendering.answer import Answer
+from pagefleet_gateway.rendering.completion_object import CompletionTokensDetails
 from pagefleet_gateway.rendering.stream import Renderer
 from pagefleet_gateway.requests.generation import Limits
 from pagefleet_gateway.requests.understanding import understand_chat

@@ -1,11 +1,12 @@
-"""The JSON of answers, as types: both routes, whole and in chunks of a stream."""
+"""The JSON of answers of `/v1/completions` and of chats, as types: whole, and in chunks."""
 
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from pagefleet_gateway.bodies.tools import ToolCall
+from pagefleet_gateway.answers.choice import Piece
+from pagefleet_gateway.bodies.tools import FunctionCall, ToolCall, call_id
 from pagefleet_gateway.text.logprobs import ChatLogprobs, CompletionLogprobs, PromptForm
 
 
@@ -73,6 +74,23 @@ class ChatAnswer(msgspec.Struct):
     """The same: what DeepSeek called it, vLLM calls so now, and clients know one or the other."""
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
+    @classmethod
+    def of(cls, piece: Piece, before: str, generation: str, choice: int) -> "ChatAnswer":
+        """The whole of a choice of the answer `generation`, whose text goes on with `before`."""
+        calls: list[ToolCall] = []
+        for delta in piece.calls:
+            if delta.name is not None:
+                id = call_id(generation, choice, delta.index)
+                calls.append(ToolCall(id, FunctionCall(delta.name, "")))
+            calls[-1].function.arguments += delta.arguments
+        content = before + piece.text
+        return cls(
+            content or (None if calls else ""),
+            reasoning_content=piece.reasoning or UNSET,
+            reasoning=piece.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        )
+
 
 class ChatChoice(msgspec.Struct, kw_only=True):
     """A choice of `/v1/chat/completions`."""
@@ -124,6 +142,27 @@ class Delta(msgspec.Struct):
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
+    @classmethod
+    def of(cls, piece: Piece, generation: str, choice: int) -> "Delta":
+        """What a piece adds to a choice of the answer `generation`."""
+        calls = [
+            ToolCallDelta(call.index, FunctionDelta(call.arguments))
+            if call.name is None
+            else ToolCallDelta(
+                call.index,
+                FunctionDelta(call.arguments, call.name),
+                call_id(generation, choice, call.index),
+                "function",
+            )
+            for call in piece.calls
+        ]
+        return cls(
+            content=piece.text or UNSET,
+            reasoning_content=piece.reasoning or UNSET,
+            reasoning=piece.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        )
+
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
     """A piece of a choice of a chat stream."""
@@ -148,56 +187,3 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptForm | UnsetType = UNSET
-
-
-class Live(msgspec.Struct):
-    """The answer of `/live`."""
-
-    status: Literal["ok"]
-
-
-class Health(Live):
-    """The answer of `/health` and `/ready`."""
-
-    workers: int
-    running: int
-    waiting: int
-
-
-class Version(msgspec.Struct):
-    """The answer of `/version`."""
-
-    version: str
-
-
-class Model(msgspec.Struct, kw_only=True):
-    """An entry of `/v1/models`, as OpenAI's clients read it, and Anthropic's.
-
-    root: what it was made from. parent: of a LoRA adapter, the model's name.
-    """
-
-    id: str
-    object: Literal["model"] = "model"
-    type: Literal["model"] = "model"
-    display_name: str
-    created: int
-    created_at: str
-    """The same, as RFC 3339 writes it."""
-    owned_by: Literal["pagefleet"] = "pagefleet"
-    root: str
-    parent: str | None = None
-    max_model_len: int
-    max_input_tokens: int
-    max_tokens: int
-    """Of an answer; these two are the same as `max_model_len`."""
-    capabilities: None = None
-
-
-class ModelList(msgspec.Struct):
-    """The answer of `/v1/models`."""
-
-    data: list[Model]
-    object: Literal["list"] = "list"
-    has_more: Literal[False] = False
-    first_id: str = ""
-    last_id: str = ""
