@@ -2,17 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from functools import lru_cache
+from operator import attrgetter
 
-from pagefleet.wire import Numerics, Plan
+from pagefleet.wire import Plan
 from pagefleet_scheduler import router
+from pagefleet_scheduler.capacity import Capacity
 from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.quarantine import Quarantine, is_trial
-from pagefleet_scheduler.queue import Queue, Workers
-from pagefleet_scheduler.sequence import Needs, Request, Sequence
-
-_FOUND = 4096
-"""Needs whose workers are remembered."""
+from pagefleet_scheduler.queue import Capacities, Queue
+from pagefleet_scheduler.sequence import Request, Sequence
 
 
 class Placement:
@@ -21,7 +19,7 @@ class Placement:
     def __init__(self) -> None:
         self.waiting = Queue(self._eligible)
         self.planners: list[Planner] = []
-        self._found = lru_cache(_FOUND)(self._find)
+        self._alike: dict[Capacity, list[Planner]] = {}
         self.quarantine = Quarantine()
         self.gathering = False
         """Whether some workers may not have been heard yet: streams wait for those of their class
@@ -58,17 +56,23 @@ class Placement:
         """Some workers may not have been heard yet, or all have been by now."""
         if gathering != self.gathering:
             self.gathering = gathering
-            self._find_anew()
+            self.waiting.regroup()
 
     def join(self, planner: Planner) -> None:
         """A worker is there."""
         self.planners.append(planner)
-        self._find_anew()
+        alike = self._alike.setdefault(planner.capacity, [])
+        alike.append(planner)
+        if len(alike) == 1:
+            self.waiting.regroup()
 
     def leave(self, planner: Planner) -> list[Sequence]:
         """A worker is lost: what ran there waits at its old place, and starts from its tokens."""
         self.planners.remove(planner)
-        self._find_anew()
+        self._alike[planner.capacity].remove(planner)
+        if not self._alike[planner.capacity]:
+            del self._alike[planner.capacity]
+            self.waiting.regroup()
         abandoned = planner.abandon()
         for sequence in abandoned:
             self.waiting.add(sequence)
@@ -87,14 +91,22 @@ class Placement:
         """
         for planner in self.planners:
             planner.cache.pool.settle()
-        queued, reserved = router.Queued(), set[Planner]()
+        queued, reserved = router.Queued(), set[Capacity]()
         for sequence in self.waiting.walk(reserved):
             if sequence.paused:
                 continue
-            planners = self.waiting.workers(sequence)
-            free = [planner for planner in planners if planner not in reserved]
-            if not self._admit(sequence, free, queued, now):
-                reserved.update(planners)
+            if not self._admit(sequence, self.free(sequence, reserved), queued, now):
+                reserved.update(self.waiting.capacities(sequence))
+
+    def free(self, sequence: Sequence, reserved: set[Capacity]) -> list[Planner]:
+        """Workers at which a waiting sequence could run, without those that are reserved."""
+        capacities = self.waiting.capacities(sequence)
+        return self._planners_of(each for each in capacities if each not in reserved)
+
+    def _planners_of(self, capacities: Iterable[Capacity]) -> list[Planner]:
+        """Of workers of these capacities, in the order in which they joined."""
+        planners = (planner for capacity in capacities for planner in self._alike[capacity])
+        return sorted(planners, key=attrgetter("epoch"))
 
     def _finds_its_prefix_soon(self, sequence: Sequence) -> bool:
         """Whether a beam should wait for another that computes what they can share."""
@@ -116,27 +128,20 @@ class Placement:
         if request.began is None:
             request.began = now
             self.waiting.charge(request, len(request.prompt))
-        if sequence.outputs and sequence.numerics not in (0, chosen.numerics):
+        if sequence.outputs and sequence.numerics not in (0, chosen.capacity.numerics):
             self.class_changes += 1
         chosen.admit(sequence)
         queued.admitted(sequence, chosen)
         return True
 
-    def _eligible(self, sequence: Sequence) -> Workers:
+    def _eligible(self, sequence: Sequence) -> Capacities:
         """Workers that can hold it to its end; only those of its class of numerics, if any is."""
-        return self._found(sequence.request.needs, sequence.numerics)
-
-    def _find(self, needs: Needs, numerics: Numerics) -> Workers:
-        able = [planner for planner in self.planners if planner.fits(needs)]
-        same = [planner for planner in able if planner.numerics == numerics]
+        needs, numerics = sequence.request.needs, sequence.numerics
+        able = [capacity for capacity in self._alike if capacity.fits(needs)]
+        same = [capacity for capacity in able if capacity.numerics == numerics]
         if not same and self.gathering and numerics:
             return ()
         return tuple(same or able)
-
-    def _find_anew(self) -> None:
-        """Forget which workers can hold what: they have changed."""
-        self._found.cache_clear()
-        self.waiting.regroup()
 
     def _preempt_for(self, sequence: Sequence, planners: Iterable[Planner]) -> bool:
         """Preempt one sequence that must make room for another; returns whether there is any."""
@@ -162,13 +167,13 @@ class Placement:
         """Tokens of the longest sequence that some worker can hold; 0 while that is not known."""
         if self.gathering:
             return 0
-        return max((planner.longest for planner in self.planners), default=0)
+        return max((capacity.longest for capacity in self._alike), default=0)
 
     def fits_nowhere(self, request: Request) -> bool:
         """Whether there are workers, and all are heard, but none at which it could ever run."""
         if self.gathering or not self.planners:
             return False
-        return not any(planner.fits(request.needs) for planner in self.planners)
+        return not any(capacity.fits(request.needs) for capacity in self._alike)
 
     def check(self, requests: Iterable[Request]) -> None:
         """Assert the invariants: every unfinished sequence, and no other, is at exactly one place.
@@ -178,6 +183,8 @@ class Placement:
         """
         for planner in self.planners:
             planner.check()
+        assert all(self._alike.values())
+        assert self.planners == self._planners_of(self._alike)
         running = [sequence for planner in self.planners for sequence in planner.running]
         placed = {id(sequence) for sequence in [*running, *self.waiting]}
         assert len(placed) == len(running) + len(self.waiting)

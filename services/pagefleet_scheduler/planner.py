@@ -25,14 +25,15 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable
 
-from pagefleet.wire import Plan, Result, WorkerHello, numerics_of
+from pagefleet.wire import Plan, Result, WorkerHello
+from pagefleet_scheduler.capacity import Capacity
 from pagefleet_scheduler.flights import Accepted, Flight, ResultError, Sampled, agreeing
 from pagefleet_scheduler.kv_cache import KVCache
 from pagefleet_scheduler.pace import Pace
 from pagefleet_scheduler.plan_writer import PlanWriter
 from pagefleet_scheduler.prompt_lookup import NO_DRAFTS
 from pagefleet_scheduler.quarantine import turns
-from pagefleet_scheduler.sequence import Needs, Sequence
+from pagefleet_scheduler.sequence import Sequence
 from pagefleet_scheduler.slots import SlotBook
 from pagefleet_scheduler.speculation import MOST, NO_DRAFTS_PAY, Speculation
 
@@ -63,7 +64,7 @@ class Planner:
             drafts: at most, a row; None: `MOST` if they change no bit at this worker, else none.
         """
         self.worker = worker
-        self.numerics = numerics_of(worker.numerics)
+        self.capacity = Capacity.of(worker, caching=caching)
         self.epoch = epoch
         self._requeue = requeue
         self.depth = 2 if lookahead else 1
@@ -89,26 +90,6 @@ class Planner:
         return f"<Planner {len(self.running)} running, step {self._step}, {self.cache!r}>"
 
     # --- who runs here --------------------------------------------------------------------------
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence that could run here."""
-        return min(self.worker.max_model_len, self.worker.blocks * self.worker.block_size)
-
-    def fits(self, needs: Needs) -> bool:
-        """Whether a sequence, or all beams of a search, could run here to the end if alone.
-
-        Beams share the full blocks of their prompt: forks from the start, and those that are
-        computed again by the prefix cache (`computes_prefix_of`).
-        """
-        prompt, max_tokens, beams = needs
-        whole = self.cache.blocks_for(max(prompt + max_tokens - 1, prompt))
-        shared = prompt // self.worker.block_size if self.cache.pool.caching else 0
-        return (
-            prompt + max_tokens <= self.worker.max_model_len
-            and shared + beams * (whole - shared) <= self.worker.blocks
-            and beams <= self.worker.slots
-        )
 
     def computes_prefix_of(self, sequence: Sequence) -> bool:
         """Whether another beam of its search is computing the prompt's full blocks here."""
@@ -148,7 +129,7 @@ class Planner:
         sequence.ordered = sequence.computed = found
         sequence.epoch, sequence.slot = self.epoch, self._slots.take()
         sequence.candidates = None
-        sequence.numerics = self.numerics
+        sequence.numerics = self.capacity.numerics
         self.prefix_queries += len(sequence.tokens)
         self.prefix_hits += found
         if sequence.run == 0:

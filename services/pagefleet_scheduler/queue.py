@@ -19,7 +19,7 @@ the same priority (`admission`).
 
 Workers may differ, so that a sequence may have to wait for some of them while others have room. To
 find who comes next there, without a look at all who wait for the former, the queue keeps sequences
-apart that wait for different workers.
+apart that wait for workers of different capacities.
 """
 
 from bisect import insort
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace, merge
 from typing import Any, NamedTuple, TypeAlias
 
-from pagefleet_scheduler.planner import Planner
+from pagefleet_scheduler.capacity import Capacity
 from pagefleet_scheduler.sequence import Request, Sequence
 
 OUTPUT_COST = 2.0
@@ -45,43 +45,43 @@ class Room(NamedTuple):
 
 DEFAULT_ROOM = Room()
 
-Workers: TypeAlias = tuple[Planner, ...]
-"""The planners of those for which a sequence waits."""
+Capacities: TypeAlias = tuple[Capacity, ...]
+"""Of the workers for which a sequence waits."""
 
 
 class _Line:
-    """Sequences in the order of a key, kept apart by the workers for which they wait."""
+    """Sequences in the order of a key, kept apart by the capacities for which they wait."""
 
     def __init__(self, key: Callable[[Sequence], Any]) -> None:
         self._key = key
-        self._lists: dict[Workers, list[Sequence]] = {}
+        self._lists: dict[Capacities, list[Sequence]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._lists.values()))
 
-    def add(self, sequence: Sequence, workers: Workers) -> None:
-        insort(self._lists.setdefault(workers, []), sequence, key=self._key)
+    def add(self, sequence: Sequence, capacities: Capacities) -> None:
+        insort(self._lists.setdefault(capacities, []), sequence, key=self._key)
 
-    def remove(self, sequence: Sequence, workers: Workers) -> None:
-        self._lists[workers].remove(sequence)
-        if not self._lists[workers]:
-            del self._lists[workers]
+    def remove(self, sequence: Sequence, capacities: Capacities) -> None:
+        self._lists[capacities].remove(sequence)
+        if not self._lists[capacities]:
+            del self._lists[capacities]
 
-    def walk(self, reserved: set[Planner] | None) -> Iterator[Sequence]:
+    def walk(self, reserved: set[Capacity] | None) -> Iterator[Sequence]:
         """As `Queue.walk`, but none may be added meanwhile."""
         return merge(*(_walk(*each, reserved) for each in self._lists.items()), key=self._key)
 
-    def regroup(self, workers: Mapping[Sequence, Workers]) -> None:
+    def regroup(self, capacities: Mapping[Sequence, Capacities]) -> None:
         before, self._lists = self._lists, {}
         for waiting in before.values():
             for sequence in waiting:
-                self._lists.setdefault(workers[sequence], []).append(sequence)
+                self._lists.setdefault(capacities[sequence], []).append(sequence)
         for waiting in self._lists.values():
             waiting.sort(key=self._key)
 
     def copy(self) -> "_Line":
         line = _Line(self._key)
-        line._lists = {workers: waiting.copy() for workers, waiting in self._lists.items()}
+        line._lists = {capacities: waiting.copy() for capacities, waiting in self._lists.items()}
         return line
 
     def check(self) -> list[Sequence]:
@@ -93,10 +93,10 @@ class _Line:
 
 
 def _walk(
-    workers: Workers, waiting: list[Sequence], reserved: set[Planner] | None
+    capacities: Capacities, waiting: list[Sequence], reserved: set[Capacity] | None
 ) -> Iterator[Sequence]:
     index = 0
-    while index < len(waiting) and (reserved is None or not reserved.issuperset(workers)):
+    while index < len(waiting) and (reserved is None or not reserved.issuperset(capacities)):
         sequence = waiting[index]
         yield sequence
         index += index < len(waiting) and waiting[index] is sequence
@@ -105,13 +105,13 @@ def _walk(
 class Queue:
     """Sequences that wait, and what each tenant was served.
 
-    `workers_of` says for which workers a sequence waits; `regroup` has to be called when that
+    `capacities_of` says for which workers a sequence waits; `regroup` has to be called when that
     changes.
     """
 
-    def __init__(self, workers_of: Callable[[Sequence], Workers]) -> None:
-        self._workers_of = workers_of
-        self._workers: dict[Sequence, Workers] = {}
+    def __init__(self, capacities_of: Callable[[Sequence], Capacities]) -> None:
+        self._capacities_of = capacities_of
+        self._capacities: dict[Sequence, Capacities] = {}
         """Of all that wait."""
         self._returning = _Line(_order)
         self._fresh: dict[str, _Line] = {}
@@ -128,20 +128,20 @@ class Queue:
         return f"<Queue {len(self._returning)} return, new: {fresh}>"
 
     def __len__(self) -> int:
-        return len(self._workers)
+        return len(self._capacities)
 
     def __iter__(self) -> Iterator[Sequence]:
         return self.walk(None)
 
-    def workers(self, sequence: Sequence) -> Workers:
+    def capacities(self, sequence: Sequence) -> Capacities:
         """For which a sequence waits."""
-        return self._workers[sequence]
+        return self._capacities[sequence]
 
-    def walk(self, reserved: set[Planner] | None) -> Iterator[Sequence]:
+    def walk(self, reserved: set[Capacity] | None) -> Iterator[Sequence]:
         """Sequences in the order in which they would go now.
 
-        The one at hand may be removed before the next. Leaves out those that wait for none but the
-        `reserved` workers, which may become more meanwhile; None leaves out none.
+        The one at hand may be removed before the next. Leaves out those that wait for workers of
+        none but the `reserved` capacities, which may become more meanwhile; None leaves out none.
         """
         if self._returning:
             yield from self._returning.copy().walk(reserved)  # what is preempted meanwhile is added
@@ -165,16 +165,16 @@ class Queue:
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
         request, tenant = sequence.request, sequence.request.tenant
-        workers = self._workers[sequence] = self._workers_of(sequence)
+        capacities = self._capacities[sequence] = self._capacities_of(sequence)
         if request.has_run:
-            self._returning.add(sequence, workers)
+            self._returning.add(sequence, capacities)
             return
         if tenant not in self._fresh:
             others = [self._served[other] for other in self._fresh]
             floor = min(others, default=self._last_served)
             self._served[tenant] = max(self._served.get(tenant, 0.0), floor)
             self._fresh[tenant] = _Line(_turn)
-        self._fresh[tenant].add(sequence, workers)
+        self._fresh[tenant].add(sequence, capacities)
         self._tokens[tenant] += len(request.prompt)
 
     def remove(self, sequence: Sequence) -> None:
@@ -183,20 +183,22 @@ class Queue:
         Raises:
             KeyError: it does not wait.
         """
-        workers, request = self._workers.pop(sequence), sequence.request
+        capacities, request = self._capacities.pop(sequence), sequence.request
         if request.has_run:
-            self._returning.remove(sequence, workers)
+            self._returning.remove(sequence, capacities)
             return
-        self._fresh[request.tenant].remove(sequence, workers)
+        self._fresh[request.tenant].remove(sequence, capacities)
         self._tokens[request.tenant] -= len(request.prompt)
         if not self._fresh[request.tenant]:
             del self._fresh[request.tenant], self._tokens[request.tenant]
 
     def regroup(self) -> None:
         """Find out anew for which workers each sequence waits."""
-        self._workers = {sequence: self._workers_of(sequence) for sequence in self._workers}
+        self._capacities = {
+            sequence: self._capacities_of(sequence) for sequence in self._capacities
+        }
         for line in (self._returning, *self._fresh.values()):
-            line.regroup(self._workers)
+            line.regroup(self._capacities)
 
     def is_full_for(self, tenant: str, room: Room) -> bool:
         """Whether a tenant has used up its share of the room."""
@@ -222,7 +224,7 @@ class Queue:
             listed += fresh
         assert self._tokens.keys() == self._fresh.keys()
         assert len(listed) == len(self)
-        assert all(self._workers[each] == self._workers_of(each) for each in listed)
+        assert all(self._capacities[each] == self._capacities_of(each) for each in listed)
 
 
 def _order(sequence: Sequence) -> tuple[tuple[float, int], int]:

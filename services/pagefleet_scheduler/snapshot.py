@@ -11,6 +11,7 @@ from pagefleet.wire import (
     WaitingSequence,
     WorkerMemory,
 )
+from pagefleet_scheduler.capacity import Capacity
 from pagefleet_scheduler.placement import Placement
 from pagefleet_scheduler.planner import Planner
 from pagefleet_scheduler.sequence import Sequence as Stream
@@ -81,13 +82,12 @@ def _map(planner: Planner, references: Mapping[int, int]) -> bytes:
 
 def _waiting(placement: Placement, now: float) -> Iterable[WaitingSequence]:
     """In the queue's order; each tells of the workers that no earlier one has reserved."""
-    reserved: set[Planner] = set()
+    reserved: set[Capacity] = set()
     for stream in placement.waiting:
-        able = placement.waiting.workers(stream)
-        free = [planner for planner in able if planner not in reserved]
+        free = placement.free(stream, reserved)
         reason = _reason(stream, placement, free)
         if reason not in _RESERVES_NONE:
-            reserved.update(able)
+            reserved.update(placement.waiting.capacities(stream))
         wanted, available = _shortage(stream, free) if reason is Wait.BLOCKS else (0, 0)
         yield WaitingSequence(
             request=stream.request.id,

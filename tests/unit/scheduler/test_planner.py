@@ -530,21 +530,23 @@ def test_no_more_slots_are_opened_at_once_than_a_frame_holds(
 
 def test_what_can_never_fit(arrive: Arrivals) -> None:
     worker = planner(blocks=5)
-    assert worker.fits(arrive(13, max_tokens=8).request.needs)
-    assert not worker.fits(arrive(13, max_tokens=9).request.needs)
-    assert planner(blocks=100).fits(arrive(73, max_tokens=7).request.needs)
-    assert not planner(blocks=100).fits(arrive(73, max_tokens=8).request.needs)
-    assert worker.fits(arrive(20, max_tokens=0).request.needs)
+    assert worker.capacity.fits(arrive(13, max_tokens=8).request.needs)
+    assert not worker.capacity.fits(arrive(13, max_tokens=9).request.needs)
+    assert planner(blocks=100).capacity.fits(arrive(73, max_tokens=7).request.needs)
+    assert not planner(blocks=100).capacity.fits(arrive(73, max_tokens=8).request.needs)
+    assert worker.capacity.fits(arrive(20, max_tokens=0).request.needs)
 
 
 def test_a_search_needs_blocks_and_slots_for_all_its_beams(arrive: Arrivals) -> None:
     sequence = arrive(6, max_tokens=8)
     sequence.request.params = msgspec.structs.replace(sequence.request.params, beam_width=3)
-    assert planner(blocks=1 + 3 * 3, slots=3).fits(sequence.request.needs)
-    assert not planner(blocks=3 * 3, slots=3).fits(sequence.request.needs)
-    assert not planner(blocks=1 + 3 * 3, slots=2).fits(sequence.request.needs)
-    assert not planner(blocks=1 + 3 * 3, slots=3, caching=False).fits(sequence.request.needs)
-    assert planner(blocks=3 * 4, slots=3, caching=False).fits(sequence.request.needs)
+    assert planner(blocks=1 + 3 * 3, slots=3).capacity.fits(sequence.request.needs)
+    assert not planner(blocks=3 * 3, slots=3).capacity.fits(sequence.request.needs)
+    assert not planner(blocks=1 + 3 * 3, slots=2).capacity.fits(sequence.request.needs)
+    assert not planner(blocks=1 + 3 * 3, slots=3, caching=False).capacity.fits(
+        sequence.request.needs
+    )
+    assert planner(blocks=3 * 4, slots=3, caching=False).capacity.fits(sequence.request.needs)
 
 
 def test_only_beside_others_something_has_to_be_spared(arrive: Arrivals) -> None:

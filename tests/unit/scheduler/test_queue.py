@@ -22,9 +22,9 @@ from pagefleet.wire import (
     pack_ints,
     unpack_ints,
 )
+from pagefleet_scheduler.capacity import Capacity
 from pagefleet_scheduler.core import Arrived, Scheduler
-from pagefleet_scheduler.planner import Planner
-from pagefleet_scheduler.queue import OUTPUT_COST, Queue, Room, Workers
+from pagefleet_scheduler.queue import OUTPUT_COST, Capacities, Queue, Room
 from pagefleet_scheduler.sequence import AGING, Request, Sequence
 
 NUMBERS = count()
@@ -57,12 +57,7 @@ def waiting(
     return Sequence(request, [0], request.prompt[:])
 
 
-def planner() -> Planner:
-    hello = WorkerHello(PROTOCOL, "host", 1, 1, "m", "class", 4, 20, 8, 80, 64, 99)
-    return Planner(hello, 1, requeue=lambda sequence: None)
-
-
-def anywhere(_: Sequence) -> Workers:
+def anywhere(_: Sequence) -> Capacities:
     return ()
 
 
@@ -328,35 +323,35 @@ class TestScheduler:
 
 def test_who_waits_for_reserved_workers_only_is_passed_over() -> None:
     rng = random.Random(seed := random.randrange(2**32))
-    planners = [planner() for _ in range(3)]
-    workers: dict[Sequence, Workers] = {}
-    queue = Queue(workers.__getitem__)
+    kinds = [Capacity(80, blocks, 4, 8, True, 1) for blocks in range(3)]
+    capacities: dict[Sequence, Capacities] = {}
+    queue = Queue(capacities.__getitem__)
     for _ in range(200):
         began = rng.choice([None, rng.random()])
         sequence = waiting("tenant", arrived=rng.random(), began=began)
-        workers[sequence] = tuple(rng.sample(planners, rng.randrange(4)))
+        capacities[sequence] = tuple(rng.sample(kinds, rng.randrange(4)))
         queue.add(sequence)
     for _ in range(3):
         queue.check()
-        order, stays = list(queue), {each: rng.random() < 0.5 for each in workers}
-        reserved, expected = set[Planner](), []
+        order, stays = list(queue), {each: rng.random() < 0.5 for each in capacities}
+        reserved, expected = set[Capacity](), []
         for each in order:
-            if not reserved.issuperset(workers[each]):
+            if not reserved.issuperset(capacities[each]):
                 expected.append(each)
-                reserved.update(workers[each] if stays[each] else ())
+                reserved.update(capacities[each] if stays[each] else ())
         met, reserved, in_vain = [], set(), 0
         for each in queue.walk(reserved):
-            if reserved.issuperset(workers[each]):
+            if reserved.issuperset(capacities[each]):
                 in_vain += 1
                 continue
             met.append(each)
             if stays[each]:
-                reserved.update(workers[each])
+                reserved.update(capacities[each])
             else:
                 queue.remove(each)
         assert met == expected, seed
-        assert in_vain <= 2 * len({*workers.values()}), "at most the next of each list"
+        assert in_vain <= 2 * len({*capacities.values()}), "at most the next of each list"
         assert list(queue) == [each for each in order if each not in met or stays[each]], seed
-        for each in workers:
-            workers[each] = tuple(rng.sample(planners, rng.randrange(4)))
+        for each in capacities:
+            capacities[each] = tuple(rng.sample(kinds, rng.randrange(4)))
         queue.regroup()
