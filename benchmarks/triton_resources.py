@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -298,12 +298,26 @@ def _lora_case(rows: int, inputs: int, parts: tuple[int, ...]) -> Callable[[Chip
 
 
 def _expert_case(
-    rows: int, choices: int, chosen: int, size: int, inner: int, **options: Any
+    rows: int,
+    choices: int,
+    chosen: int,
+    size: int,
+    inner: int,
+    *,
+    clamped: bool = False,
+    **options: Any,
 ) -> Callable[[Chip], object]:
     def run(chip: Chip) -> object:
         routing = Routing(chosen, renormalized=True)
         matrices = _empty(choices * 2 * inner, size), _empty(choices * size, inner)
         experts = Experts(_empty(choices, size), *matrices, routing)
+        if clamped:
+            experts = replace(
+                experts,
+                gate_up_bias=_empty(choices * 2 * inner),
+                down_bias=_empty(choices * size),
+                activation=Activation.CLAMPED,
+            )
         taken, factors = route(_empty(rows, choices), routing)
         return expert_sums(_empty(rows, size), taken, factors, experts, chip=chip, **options)
 
@@ -357,6 +371,8 @@ CASES: dict[str, Callable[[Chip], object]] = {
     "8B down, adapters": _lora_case(2048, 14336, (4096,)),
     "30B-A3B experts, decode": _expert_case(64, 128, 8, 2048, 768),
     "30B-A3B experts, prefill": _expert_case(2048, 128, 8, 2048, 768),
+    "gpt-oss experts, decode": _expert_case(64, 32, 4, 2880, 2880, clamped=True),
+    "gpt-oss experts, prefill": _expert_case(2048, 32, 4, 2880, 2880, clamped=True),
     "8x7B experts, invariant": _expert_case(1, 8, 2, 4096, 14336, invariant=True),
     "sampling": _sampling_case(128256),
 }

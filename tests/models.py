@@ -19,6 +19,7 @@ from transformers import (
     GPT2Config,
     GptOssConfig,
     GraniteConfig,
+    GraniteSWAConfig,
     Llama4TextConfig,
     LlamaConfig,
     MambaConfig,
@@ -171,6 +172,22 @@ MIXTURES = {
             "mlp_only_layers": [1],
         },
     ),
+    "gpt-oss": Variant(
+        GptOssConfig,
+        {
+            "head_dim": 32,
+            "sliding_window": 20,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "truncate": False,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
 }
 """Those with experts."""
 
@@ -187,6 +204,7 @@ ADAPTED = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "granite-swa": Variant(GraniteSWAConfig, {"sliding_window": 20, "layer_types": _LAYER_TYPES}),
     "cohere2": Variant(Cohere2Config, {"sliding_window": 20, "layer_types": _LAYER_TYPES}),
     "starcoder2": Variant(Starcoder2Config, {"sliding_window": 24}),
     "olmoe": Variant(OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 2}),
@@ -207,10 +225,6 @@ REFUSED = {
     "bert": Variant(BertConfig, {"num_key_value_heads": 4}),
     "bloom": Variant(BloomConfig, {"num_key_value_heads": 4}),
     "falcon": Variant(FalconConfig),
-    "gpt-oss": Variant(
-        GptOssConfig,
-        {"head_dim": 16, "num_local_experts": 4, "layer_types": ["full_attention"] * 3},
-    ),
     "gpt2-grouped": Variant(GPT2Config),
     "llama4": Variant(
         Llama4TextConfig, {"head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 2}

@@ -9,9 +9,9 @@ from torch import Tensor
 from benchmarks.correctness.comparison import ROUNDING, Check, Inputs, error_of
 from pagefleet_kernels import reference
 from pagefleet_kernels.experts import Experts, Routing
-from pagefleet_kernels.layers import Activation
+from pagefleet_kernels.layers import Activation, Layer
 from pagefleet_kernels.lora import Factors
-from pagefleet_kernels.quantized import GROUP, Quantized
+from pagefleet_kernels.quantized import GROUP, Matrix, Quantized
 from pagefleet_kernels.triton_activation import gate_mul
 from pagefleet_kernels.triton_experts import expert_sums, route
 from pagefleet_kernels.triton_lora import HeldLoras
@@ -24,15 +24,17 @@ def quick(inputs: Inputs) -> Iterator[partial[Check]]:
     """A few seconds in the interpreter."""
     yield partial(_norms, inputs, torch.float32, 576)
     yield partial(_post_norms, inputs, torch.float32, 576)
-    yield partial(_activation, inputs, torch.float32, 1536)
-    yield partial(_activation, inputs, torch.float32, 1536, Activation.GELU_TANH)
+    for activation in Activation:
+        yield partial(_activation, inputs, torch.float32, 1536, activation)
     yield partial(_product, inputs, torch.float32, 70, 100, 90)
     yield partial(_invariant_product, inputs, torch.float32, 100, 40)
     yield partial(_quantized_product, inputs, torch.float16, 4, 3, 1056, 70)
     yield partial(_quantized_product, inputs, torch.float32, 8, 20, 96, 90)
     yield partial(_invariant_quantized_product, inputs, torch.float32, 160)
     yield partial(_adapters, inputs, torch.float32, 20, 70, 50)
-    yield partial(_experts, inputs, torch.float32, 20, Routing(3, renormalized=True), 9, 70, 40)
+    for clamped in (False, True):
+        shape = Routing(3, renormalized=True), 9, 70, 40
+        yield partial(_experts, inputs, torch.float32, 20, *shape, clamped=clamped)
 
 
 def full(inputs: Inputs) -> Iterator[partial[Check]]:
@@ -41,8 +43,8 @@ def full(inputs: Inputs) -> Iterator[partial[Check]]:
         yield partial(_norms, inputs, dtype, 4096)
         yield partial(_norms, inputs, dtype, 80)
         yield partial(_post_norms, inputs, dtype, 2304)
-        yield partial(_activation, inputs, dtype, 14336)
-        yield partial(_activation, inputs, dtype, 9216, Activation.GELU_TANH)
+        for activation in Activation:
+            yield partial(_activation, inputs, dtype, 9216, activation)
         for count in (1, 64, 200):
             yield partial(_product, inputs, dtype, count, 4096, 6144)
             yield partial(_adapters, inputs, dtype, count, 4096, 3072)
@@ -57,6 +59,8 @@ def full(inputs: Inputs) -> Iterator[partial[Check]]:
         yield partial(_experts, inputs, torch.bfloat16, count, routing, 128, 2048, 768)
     shared = Routing(4, renormalized=False, shared=4)
     yield partial(_experts, inputs, torch.float32, 37, shared, 60, 2048, 1408)
+    four = Routing(4, renormalized=True)
+    yield partial(_experts, inputs, torch.bfloat16, 64, four, 32, 2880, 2880, clamped=True)
     yield partial(_invariant_experts, inputs, torch.bfloat16, 2048, 768)
 
 
@@ -87,9 +91,7 @@ def _post_norms(inputs: Inputs, dtype: torch.dtype, size: int) -> Check:
     return Check("add_rms_norm, post", f"37 x {size}", error, 2 * ROUNDING[dtype])
 
 
-def _activation(
-    inputs: Inputs, dtype: torch.dtype, size: int, activation: Activation = Activation.SILU
-) -> Check:
+def _activation(inputs: Inputs, dtype: torch.dtype, size: int, activation: Activation) -> Check:
     gate_up = inputs.normal(37, 2 * size, dtype=dtype) * 3
     exact = reference.gate_mul(gate_up.double(), activation)
     error = error_of(gate_mul(gate_up, activation), exact)
@@ -118,14 +120,34 @@ def _invariant_product(inputs: Inputs, dtype: torch.dtype, width: int, outputs: 
 
 
 def _random_experts(
-    inputs: Inputs, dtype: torch.dtype, routing: Routing, choices: int, size: int, inner: int
+    inputs: Inputs,
+    dtype: torch.dtype,
+    routing: Routing,
+    choices: int,
+    size: int,
+    inner: int,
+    *,
+    clamped: bool = False,
 ) -> Experts:
-    """With a router that needs no matrix, as scores that are rounded choose others."""
+    """With a router that needs no matrix, as scores that are rounded choose others; if gates are
+    `clamped` there are biases too.
+    """
     count = choices + routing.shared
     gate_up = inputs.normal(count * 2 * inner, size, dtype=dtype) / size**0.5
     down = inputs.normal(count * size, inner, dtype=dtype) / inner**0.5
     router = inputs.normal(choices + (routing.shared > 0), size, dtype=dtype)
-    return Experts(router, gate_up, down, routing)
+    if not clamped:
+        return Experts(router, gate_up, down, routing)
+    biases = {
+        "gate_up_bias": inputs.normal(len(gate_up), dtype=dtype),
+        "down_bias": inputs.normal(len(down), dtype=dtype),
+    }
+    return Experts(router, gate_up, down, routing, activation=Activation.CLAMPED, **biases)
+
+
+def _wide_linear(weight: Matrix, bias: Tensor | None) -> Layer:
+    assert isinstance(weight, Tensor)
+    return reference.linear(weight.double(), None if bias is None else bias.double())
 
 
 def _experts(
@@ -136,9 +158,10 @@ def _experts(
     choices: int,
     size: int,
     inner: int,
+    **options: bool,
 ) -> Check:
     """What rows take, by scores of float32, and a sum for each expert that one takes."""
-    experts = _random_experts(inputs, dtype, routing, choices, size, inner)
+    experts = _random_experts(inputs, dtype, routing, choices, size, inner, **options)
     values, scores = (
         inputs.normal(rows, size, dtype=dtype),
         inputs.normal(rows, len(experts.router)),
@@ -147,12 +170,13 @@ def _experts(
     found = expert_sums(values, taken, factors, experts)
     numbers, weights = reference.route(scores.double(), routing)
     expected = torch.zeros_like(values, dtype=torch.float64)
-    pairs = zip(experts.parts(experts.gate_up), experts.parts(experts.down), strict=True)
-    for number, pair in enumerate(pairs):
-        gate_up, down = (each for each in pair if isinstance(each, Tensor))
+    gates = experts.parts(experts.gate_up, experts.gate_up_bias)
+    downs = experts.parts(experts.down, experts.down_bias)
+    for number, pair in enumerate(zip(gates, downs, strict=True)):
+        gate_up, down = (_wide_linear(*each) for each in pair)
         own, places = (numbers == number).nonzero(as_tuple=True)
-        inside = reference.gate_mul(values[own].double() @ gate_up.double().T)
-        expected[own] += weights[own, places].unsqueeze(1) * (inside @ down.double().T)
+        inside = reference.gate_mul(gate_up(values[own].double()), experts.activation)
+        expected[own] += weights[own, places].unsqueeze(1) * down(inside)
     case = f"{rows} rows, {routing.taken} of {experts.count} x {size} x {inner}"
     return Check("experts", case, error_of(found, expected), 4 * ROUNDING[dtype])
 

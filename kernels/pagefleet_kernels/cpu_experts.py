@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from numba import carray
 from torch import Tensor
 
@@ -30,8 +31,16 @@ from pagefleet_kernels.cpu_gemm import (
 )
 from pagefleet_kernels.cpu_grouped import Weights, blocks_size
 from pagefleet_kernels.cpu_ir import LANES, Format, device
-from pagefleet_kernels.cpu_launch import FORMATS, Kernel, fields, next_tasks
-from pagefleet_kernels.cpu_linear import Epilogue, PackedLinear, is_packable, store, write_row
+from pagefleet_kernels.cpu_launch import FORMATS, Kernel, address_of, fields, next_tasks
+from pagefleet_kernels.cpu_linear import (
+    Epilogue,
+    PackedLinear,
+    bias_of,
+    is_packable,
+    outputs,
+    store,
+    write_row,
+)
 from pagefleet_kernels.cpu_packing import arena, interleaved, packed, packed_groups
 from pagefleet_kernels.cpu_routing import (
     GROUP_BYTES,
@@ -72,7 +81,7 @@ class SumsArguments(ctypes.Structure):
     """
 
     _fields_ = fields(
-        "rows values stride panels panel_bytes panel_count steps "
+        "rows values stride panels panel_bytes panel_count steps bias "
         "output output_stride columns slots numbers weights groups sums sums_stride"
     )
 
@@ -113,23 +122,23 @@ def run_gates(form: Any, weights: Any, arguments: Any) -> None:
             address = arguments.panels + place * arguments.panel_bytes
             rows = behind - slot
             _multiply(form, weights, rows, values, stride, numbers, address, steps, sums)
+            bias = bias_of(form, arguments, place)
             for row in range(slot, behind):
-                write_row(form, arguments, panel, sums + (row - slot) * PANEL * 4, row)
+                write_row(form, arguments, panel, bias, sums + (row - slot) * PANEL * 4, row)
         task += 1
         if task == last:
             task, last = next_tasks(arguments, tasks)
 
 
 @device
-def _add_slot(arguments: Any, panel: int, slot: int, sums: int) -> None:
+def _add_slot(form: Any, arguments: Any, panel: int, bias: int, slot: int, sums: int) -> None:
     """Adds a slot's outputs, weighted, to its row's."""
     row = load_int64(arguments.numbers + slot * 8)
     weight = broadcast(load_float(arguments.weights + slot * 4))
     target = arguments.sums + row * arguments.sums_stride + panel * PANEL * 4
     for vector in range(PANEL_VECTORS):
-        place = vector * LANES * 4
-        added = multiply_add(load_floats(sums + place), weight, load_floats(target + place))
-        store_floats(target + place, added)
+        place, output = vector * LANES * 4, outputs(form, bias, sums, vector)
+        store_floats(target + place, multiply_add(output, weight, load_floats(target + place)))
 
 
 @device
@@ -143,13 +152,14 @@ def _add_group(
     for panel in range(task, last):
         place = load_int64(entry) * arguments.panel_count + panel
         address = arguments.panels + place * arguments.panel_bytes
+        bias = bias_of(form, arguments, place)
         for tile in range(tiles):
             slot = begin + (end - begin) * tile // tiles
             behind = begin + (end - begin) * (tile + 1) // tiles
             slots, rows = arguments.slots + slot * 8, behind - slot
             _multiply(form, weights, rows, values, stride, slots, address, steps, sums)
             for each in range(slot, behind):
-                _add_slot(arguments, panel, each, sums + (each - slot) * PANEL * 4)
+                _add_slot(form, arguments, panel, bias, each, sums + (each - slot) * PANEL * 4)
 
 
 @device
@@ -210,21 +220,27 @@ class Panels:
 
     weights: Weights
     panels: Tensor
+    bias: Tensor | None
+    """[experts, outputs of all panels of one]."""
 
     @classmethod
-    def of(cls, experts: Experts, matrix: Matrix, *, gates: bool) -> "Panels":
+    def of(cls, experts: Experts, matrix: Matrix, bias: Tensor | None, *, gates: bool) -> "Panels":
         """Packed one by one; `gates`: as `cpu_linear` packs gates and their values."""
         panels: Tensor | None = None
-        for number, part in enumerate(experts.parts(matrix)):
+        rows = matrix.shape[0] // experts.count
+        order = interleaved(torch.arange(rows)) if gates else torch.arange(rows)
+        for number, (part, _) in enumerate(experts.parts(matrix)):
             if gates:
-                order = interleaved(torch.arange(part.shape[0]))
                 part = part.rows(order) if isinstance(part, Quantized) else part[order]
             own = packed_groups(part) if isinstance(part, Quantized) else packed(part)
             if panels is None:
                 panels = arena.room((experts.count, *own.shape), own.dtype)
             panels[number] = own
         assert panels is not None
-        return cls(Weights(matrix.bits) if isinstance(matrix, Quantized) else Weights.PLAIN, panels)
+        if bias is not None:
+            bias = F.pad(bias.view(experts.count, rows)[:, order], (0, -rows % PANEL))
+        weights = Weights(matrix.bits) if isinstance(matrix, Quantized) else Weights.PLAIN
+        return cls(weights, panels, bias)
 
     def arguments(self, values: Tensor) -> dict[str, int]:
         """Of a product with such rows."""
@@ -236,6 +252,7 @@ class Panels:
             "panel_bytes": self.panels[0].nbytes // count,
             "panel_count": count,
             "steps": steps,
+            "bias": address_of(self.bias),
         }
 
 
@@ -249,9 +266,10 @@ class PackedExperts:
     def __init__(self, experts: Experts) -> None:
         self.routing, self.choices, self.count = experts.routing, experts.choices, experts.count
         self.inner_size, self.size = experts.down.shape[1], experts.router.shape[1]
-        self.router = PackedLinear(experts.router, None, Epilogue.WIDE)
-        self.gates = Panels.of(experts, experts.gate_up, gates=True)
-        self.sums = Panels.of(experts, experts.down, gates=False)
+        self.router = PackedLinear(experts.router, experts.router_bias, Epilogue.WIDE)
+        self.gates = Panels.of(experts, experts.gate_up, experts.gate_up_bias, gates=True)
+        self.sums = Panels.of(experts, experts.down, experts.down_bias, gates=False)
+        self._epilogue = Epilogue.gating(experts.activation)
 
     def __call__(self, values: Tensor, adapters: Tensor | None = None) -> Tensor:
         """[T, size] -> [T, size]; no adapter changes it."""
@@ -307,8 +325,7 @@ class PackedExperts:
         """`GatesArguments`, of rows as the matrices want them."""
         return {
             **self.gates.arguments(values),
-            "bias": 0,
-            "epilogue": Epilogue.GATE,
+            "epilogue": self._epilogue,
             "output": room.inner.data_ptr(),
             "output_stride": _stride(room.inner),
             "columns": self.inner_size,
@@ -358,7 +375,9 @@ class Room:
 
 def experts(weights: Experts) -> Layer:
     """`reference.experts`, packed where the matrices can be."""
-    gate_up, down = next(weights.parts(weights.gate_up)), next(weights.parts(weights.down))
+    (gate_up, _), (down, _) = (
+        next(weights.parts(matrix)) for matrix in (weights.gate_up, weights.down)
+    )
     packable = (
         is_packable(weights.router, Epilogue.WIDE)
         and is_packable(gate_up, Epilogue.GATE)

@@ -174,6 +174,11 @@ def larger(builder: Any, left: Any, right: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", left, right), left, right)
 
 
+def smaller(builder: Any, left: Any, right: Any) -> Any:
+    """The smaller, lane by lane; `right` where one is NaN."""
+    return builder.select(builder.fcmp_ordered("<", left, right), left, right)
+
+
 def exponential(builder: Any, value: Any) -> Any:
     """e ** value within 2 units in the last place; exactly 0 below -87, no overflow above 88.
 

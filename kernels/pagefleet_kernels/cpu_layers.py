@@ -15,10 +15,7 @@ from torch import Tensor
 
 from pagefleet_kernels import reference
 from pagefleet_kernels.cpu_grouped import BLOCK_BYTES, quantize_group
-from pagefleet_kernels.cpu_ir import (
-    Format,
-    device,
-)
+from pagefleet_kernels.cpu_ir import Format, device
 from pagefleet_kernels.cpu_launch import FORMATS, Kernel, address_of, fields, next_task, threads_for
 from pagefleet_kernels.cpu_simd import (
     add,
@@ -27,6 +24,8 @@ from pagefleet_kernels.cpu_simd import (
     exp,
     load_few,
     load_numbers,
+    maximum,
+    minimum,
     multiply,
     multiply_add,
     negative,
@@ -35,7 +34,7 @@ from pagefleet_kernels.cpu_simd import (
     store_numbers,
     total,
 )
-from pagefleet_kernels.layers import Activation
+from pagefleet_kernels.layers import CLAMP, CLAMP_SLOPE, Activation
 from pagefleet_kernels.quantized import GROUP
 
 _ROWS_OF_A_TASK = 4
@@ -59,7 +58,7 @@ class NormArguments(ctypes.Structure):
 class GateArguments(ctypes.Structure):
     """What `gate_mul` hands to the compiled code; the stride is in bytes."""
 
-    _fields_ = fields("rows size gate_up stride output gelu")
+    _fields_ = fields("rows size gate_up stride output activation")
 
 
 class QuantizeArguments(ctypes.Structure):
@@ -148,18 +147,23 @@ def _norm(form: Any, arguments: Any, values: int, skipped: int) -> None:
 
 
 @device
-def activated(form: Any, gates: Any, gelu: bool) -> Any:
-    """Sixteen gates, activated (`layers.Activation`) and rounded.
+def gate_values(form: Any, gates: Any, values: Any, activation: int) -> Any:
+    """Sixteen gates, activated (`layers.Activation`, as a number) and rounded, times their values.
 
     GELU by tanh is the gate times a sigmoid too: 1 + tanh(y) = 2 sigmoid(2 y).
     """
     power = negative(gates)
-    if gelu:
+    if activation == 1:
         cubic = multiply_add(
             multiply(gates, gates), broadcast(_GELU_CUBIC), broadcast(_GELU_LINEAR)
         )
         power = multiply(power, cubic)
-    return rounded(form, divide(gates, add(broadcast(1.0), exp(power))))
+    elif activation == 2:
+        gates = minimum(broadcast(CLAMP), gates)
+        power = multiply(gates, broadcast(-CLAMP_SLOPE))
+        values = maximum(broadcast(-CLAMP), minimum(broadcast(CLAMP), values))
+        values = add(values, broadcast(1.0))
+    return multiply(rounded(form, divide(gates, add(broadcast(1.0), exp(power)))), values)
 
 
 @device
@@ -171,7 +175,7 @@ def _gate(form: Any, arguments: Any, row: int) -> None:
         gate = _load(form, gates + place, count)
         up = _load(form, gates + size * itemsize + place, count)
         output = arguments.output + row * size * itemsize + place
-        _store(form, output, multiply(activated(form, gate, arguments.gelu != 0), up), count)
+        _store(form, output, gate_values(form, gate, up, arguments.activation), count)
 
 
 @device
@@ -311,7 +315,7 @@ def gate_mul(gate_up: Tensor, activation: Activation = Activation.SILU) -> Tenso
     _gate_kernel(FORMATS[gate_up.dtype])(
         threads_for(gate_up.numel()),
         rows, size, gate_up.data_ptr(), gate_up.stride(0) * gate_up.element_size(),
-        output.data_ptr(), activation is Activation.GELU_TANH,
+        output.data_ptr(), activation.value,
     )  # fmt: skip
     return output
 

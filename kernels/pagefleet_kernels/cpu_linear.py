@@ -31,7 +31,6 @@ from pagefleet_kernels.cpu_simd import (
     add,
     load_floats,
     load_numbers,
-    multiply,
     rounded,
     store_few,
     store_numbers,
@@ -49,17 +48,24 @@ class Epilogue(IntEnum):
 
     ROUND = 0
     """Its outputs in the dtype of the inputs."""
-    GATE = 1
-    """silu(gate) * value of each pair, in the dtype of the inputs."""
-    WIDE = 2
+    WIDE = 1
     """Its outputs as float32."""
+    GATE = 2
+    """A value times its gate of each pair, in the dtype of the inputs; the following say by which
+    `Activation`.
+    """
     GELU_GATE = 3
-    """The same as `GATE` with GELU."""
+    CLAMPED_GATE = 4
+
+    @classmethod
+    def gating(cls, activation: Activation) -> "Epilogue":
+        """That of gates and values."""
+        return cls(cls.GATE + activation.value)
 
     @property
     def gates(self) -> bool:
         """Whether outputs come in pairs."""
-        return self in (Epilogue.GATE, Epilogue.GELU_GATE)
+        return self >= Epilogue.GATE
 
 
 class LinearArguments(ctypes.Structure):
@@ -87,31 +93,35 @@ def store(form: Any, address: int, vector: Any, count: int) -> None:
 
 
 @device
-def _outputs(form: Any, arguments: Any, panel: int, sums: int, vector: int) -> Any:
-    """One vector of a row's outputs, with the bias."""
+def bias_of(form: Any, arguments: Any, panel: int) -> int:
+    """Address of the bias of a panel's outputs; 0 if there is none."""
+    return arguments.bias + panel * PANEL * form.itemsize if arguments.bias else 0
+
+
+@device
+def outputs(form: Any, bias: int, sums: int, vector: int) -> Any:
+    """One vector of a row's outputs of a panel, with the bias."""
     total = load_floats(sums + vector * LANES * 4)
-    if arguments.bias:
-        begin = (panel * PANEL + vector * LANES) * form.itemsize
-        total = add(total, load_numbers(form, arguments.bias + begin))
+    if bias:
+        total = add(total, load_numbers(form, bias + vector * LANES * form.itemsize))
     return total
 
 
 @device
-def write_row(form: Any, arguments: Any, panel: int, sums: int, row: int) -> None:
+def write_row(form: Any, arguments: Any, panel: int, bias: int, sums: int, row: int) -> None:
     """A row's outputs of one panel, from its sums, as the epilogue says."""
     output = arguments.output + row * arguments.output_stride
-    if arguments.epilogue == 1 or arguments.epilogue == 3:
-        gate = rounded(form, _outputs(form, arguments, panel, sums, 0))
-        value = rounded(form, _outputs(form, arguments, panel, sums, 1))
-        activated = cpu_layers.activated(form, gate, arguments.epilogue == 3)
+    if arguments.epilogue >= 2:
+        gate = rounded(form, outputs(form, bias, sums, 0))
+        value = rounded(form, outputs(form, bias, sums, 1))
+        gated = cpu_layers.gate_values(form, gate, value, arguments.epilogue - 2)
         begin = panel * LANES
-        place = output + begin * form.itemsize
-        store(form, place, multiply(activated, value), arguments.columns - begin)
+        store(form, output + begin * form.itemsize, gated, arguments.columns - begin)
         return
     for vector in range(PANEL_VECTORS):
-        total = _outputs(form, arguments, panel, sums, vector)
+        total = outputs(form, bias, sums, vector)
         begin = panel * PANEL + vector * LANES
-        if arguments.epilogue == 2:
+        if arguments.epilogue == 1:
             store(_FLOAT32, output + begin * 4, total, arguments.columns - begin)
         else:
             store(form, output + begin * form.itemsize, total, arguments.columns - begin)
@@ -138,8 +148,9 @@ def run_linear(form: Any, weights: Any, arguments: Any) -> None:
             product(form, weights, end - begin, values, arguments.stride, place, steps, sums)
             if arguments.loras:
                 add_loras(form, arguments, panel, begin, end, sums)
+            bias = bias_of(form, arguments, panel)
             for row in range(begin, end):
-                write_row(form, arguments, panel, sums + (row - begin) * PANEL * 4, row)
+                write_row(form, arguments, panel, bias, sums + (row - begin) * PANEL * 4, row)
         task += 1
         if task == last:
             task, last = next_tasks(arguments, tasks)
@@ -240,8 +251,7 @@ def gated(
     activation: Activation = Activation.SILU,
 ) -> Layer:
     """`reference.gated`, packed where gates come in sixteens."""
-    gelu = activation is Activation.GELU_TANH
-    packed_layer = _layer(weight, bias, Epilogue.GELU_GATE if gelu else Epilogue.GATE, loras)
+    packed_layer = _layer(weight, bias, Epilogue.gating(activation), loras)
     if packed_layer is not None:
         return packed_layer
     gate_up = linear(weight, bias, loras)

@@ -33,6 +33,7 @@ from pagefleet_kernels.cpu_ir import (
     load,
     pointer,
     shuffle,
+    smaller,
     splat,
     store,
     widen,
@@ -68,6 +69,7 @@ subtract = _binary(lambda builder, a, b: builder.fsub(a, b))
 multiply = _binary(lambda builder, a, b: builder.fmul(a, b))
 divide = _binary(lambda builder, a, b: builder.fdiv(a, b))
 maximum = _binary(larger)
+minimum = _binary(smaller)
 negative = _unary(lambda builder, a: builder.fneg(a))
 exp = _unary(exponential)
 

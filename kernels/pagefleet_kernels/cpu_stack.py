@@ -199,6 +199,7 @@ class LayerStack:
             tokens_per_task=heads.tokens_per_task,
             capacity=heads.capacity,
             window=layer.window,
+            sinks=address_of(layer.sinks),
             room_size=heads.room_size,
             partial_size=heads.partial_size,
             scale=shape.scale,

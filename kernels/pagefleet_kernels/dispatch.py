@@ -119,7 +119,7 @@ def _triton(invariant: bool) -> Kernels:
         return lambda values, adapters=None: scores(values, adapters).float()
 
     def experts(weights: Experts) -> Layer:
-        router = linear(weights.router)
+        router = linear(weights.router, weights.router_bias)
         return triton_experts.TritonExperts(weights, router, invariant=invariant)
 
     return Kernels(

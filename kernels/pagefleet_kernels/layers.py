@@ -16,6 +16,13 @@ class Activation(Enum):
     """x * sigmoid(x)"""
     GELU_TANH = 1
     """GELU by tanh (Hendrycks and Gimpel, 2016, section 2)"""
+    CLAMPED = 2
+    """x * sigmoid(CLAMP_SLOPE * x), of gates up to CLAMP; they multiply their values plus 1, which
+    are clamped to both sides (OpenAI, "gpt-oss-120b & gpt-oss-20b model card", 2025, section 2.2)
+    """
+
+
+CLAMP, CLAMP_SLOPE = 7.0, 1.702
 
 
 class Layer(Protocol):
@@ -57,7 +64,8 @@ class DecoderLayer:
     rotation: Tensor
     """Cosines and sines, see `reference.rotary_write_kv`."""
     window: int
-    """See `reference.attention`."""
+    sinks: Tensor | None
+    """See `reference.attention`, as for the window."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagefleet_kernels.experts import Experts, Routing
-from pagefleet_kernels.layers import Activation, Layer
+from pagefleet_kernels.layers import CLAMP, CLAMP_SLOPE, Activation, Layer
 from pagefleet_kernels.lora import Loras
 from pagefleet_kernels.quantized import Matrix, round_rows
 
@@ -233,12 +233,17 @@ def gate_mul(gate_up: Tensor, activation: Activation = Activation.SILU) -> Tenso
 
     Args:
         gate_up: [T, 2 * size].
-        activation: of the gates.
+        activation: of the gates, and what it makes of the second half.
 
     Returns:
         [T, size] in the dtype of `gate_up`; rounded once before the product and once after.
     """
     gate, up = gate_up.chunk(2, dim=-1)
+    if activation is Activation.CLAMPED:
+        gate, up = (half.to(torch.promote_types(half.dtype, torch.float32)) for half in (gate, up))
+        gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+        activated = (gate * torch.sigmoid(CLAMP_SLOPE * gate)).to(gate_up.dtype)
+        return (activated * (up + 1)).to(gate_up.dtype)
     if activation is Activation.GELU_TANH:
         return F.gelu(gate, approximate="tanh") * up
     return F.silu(gate) * up
@@ -344,9 +349,12 @@ def experts(weights: Experts) -> Layer:
     [T, size]. Each is `gated`, then `linear`; their outputs are weighted and added up in ascending
     order, at least in float32, and rounded once. No adapter changes them.
     """
-    score = linear(weights.router)
-    gates = [gated(part) for part in weights.parts(weights.gate_up)]
-    downs = [linear(part) for part in weights.parts(weights.down)]
+    score = linear(weights.router, weights.router_bias)
+    gates = [
+        gated(part, bias, activation=weights.activation)
+        for part, bias in weights.parts(weights.gate_up, weights.gate_up_bias)
+    ]
+    downs = [linear(*part) for part in weights.parts(weights.down, weights.down_bias)]
 
     def layer(values: Tensor, adapters: Tensor | None = None) -> Tensor:
         compute = torch.promote_types(values.dtype, torch.float32)

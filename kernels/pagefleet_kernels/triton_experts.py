@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pagefleet_kernels.experts import Experts, Routing
 from pagefleet_kernels.layers import Layer
+from pagefleet_kernels.triton_activation import gate_values
 from pagefleet_kernels.triton_jit import INTERPRETED, jit, jit_once_for
 from pagefleet_kernels.triton_matmul import dot_type
 from pagefleet_kernels.triton_tiling import Chip, chip_of
@@ -144,6 +145,7 @@ def _tile_kernel(
 def _expert_kernel(
     values: tl.tensor,
     weight: tl.tensor,
+    bias: tl.tensor,
     output: tl.tensor,
     order: tl.tensor,
     tiles: tl.tensor,
@@ -152,6 +154,8 @@ def _expert_kernel(
     OUTPUTS: tl.constexpr,
     EACH: tl.constexpr,
     GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BIASED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -174,8 +178,8 @@ def _expert_kernel(
         columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         depths = tl.arange(0, DEPTH)
         left = values + rows.to(tl.int64)[:, None] * value_stride + depths[None, :]
-        matrix = weight + expert * (2 * OUTPUTS if GATED else OUTPUTS) * INPUTS
-        right = matrix + columns.to(tl.int64)[None, :] * INPUTS + depths[:, None]
+        outputs = expert * (2 * OUTPUTS if GATED else OUTPUTS)
+        right = weight + outputs * INPUTS + columns.to(tl.int64)[None, :] * INPUTS + depths[:, None]
         sums = tl.zeros([ROWS, COLUMNS], tl.float32)
         others = tl.zeros([ROWS, COLUMNS], tl.float32)
         for begin in range(0, INPUTS, DEPTH):
@@ -188,10 +192,15 @@ def _expert_kernel(
             if GATED:
                 ups = tl.load(right + OUTPUTS * INPUTS + begin, mask=mask, other=0.0).to(DOT_TYPE)
                 others = tl.dot(part, ups, others, input_precision="ieee")
+        if BIASED:
+            own = bias + outputs + columns
+            sums += tl.load(own, mask=columns < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+            if GATED:
+                own += OUTPUTS
+                others += tl.load(own, mask=columns < OUTPUTS, other=0.0).to(tl.float32)[None, :]
         if GATED:
-            gate = sums.to(TYPE).to(tl.float32)
-            activated = (gate / (1 + tl.exp(-gate))).to(TYPE).to(tl.float32)
-            sums = activated * others.to(TYPE).to(tl.float32)
+            gates, ups = sums.to(TYPE).to(tl.float32), others.to(TYPE).to(tl.float32)
+            sums = gate_values(gates, ups, TYPE, ACTIVATION)
         place = targets.to(tl.int64)[:, None] * OUTPUTS + columns[None, :]
         mask = known[:, None] & (columns < OUTPUTS)[None, :]
         tl.store(output + place, sums.to(TYPE), mask=mask)
@@ -313,10 +322,13 @@ def expert_sums(
     inner = values.new_empty(rows * each, down.shape[1])
     products = values.new_empty(rows * each, size)
 
-    def multiply(left: Tensor, weight: Tensor, target: Tensor, *, gated: bool) -> None:
+    def multiply(
+        left: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *, gated: bool
+    ) -> None:
         _expert_kernel[(len(tiles), triton.cdiv(target.shape[1], _COLUMNS))](
             left,
             weight,
+            weight if bias is None else bias,
             target,
             order,
             tiles,
@@ -325,6 +337,8 @@ def expert_sums(
             OUTPUTS=target.shape[1],
             EACH=each,
             GATED=gated,
+            ACTIVATION=experts.activation.value,
+            BIASED=bias is not None,
             ROWS=height,
             COLUMNS=_COLUMNS,
             DEPTH=_DEPTH_BYTES // values.element_size(),
@@ -334,8 +348,8 @@ def expert_sums(
             enable_fp_fusion=False,
         )
 
-    multiply(values, gate_up, inner, gated=True)
-    multiply(inner, down, products, gated=False)
+    multiply(values, gate_up, experts.gate_up_bias, inner, gated=True)
+    multiply(inner, down, experts.down_bias, products, gated=False)
     _weigh_kernel[(rows, triton.cdiv(size, _SUMMED))](
         products, factors, output, SIZE=size, EACH=each, COLUMNS=_SUMMED
     )

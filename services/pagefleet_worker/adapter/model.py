@@ -53,6 +53,7 @@ class Pages:
         scale: float,
         window: int,
         softcap: float,
+        sinks: Tensor | None,
     ) -> Tensor:
         """Store the next layer's keys and values, then attend over all that its rows have stored.
 
@@ -60,7 +61,7 @@ class Pages:
             query: [P, H, D].
             key: [P, G, D].
             value: [P, G, D].
-            scale: see `reference.attention`, as for `window` and `softcap`.
+            scale: see `reference.attention`, as for `window`, `softcap` and `sinks`.
             window: 0 means all.
             softcap: 0 means off.
 
@@ -84,7 +85,7 @@ class Pages:
         )
         attended = self.kernels.attention(
             query[:tokens].contiguous(), keys, values, batch.tables, batch.starts, batch.offsets,
-            scale=scale, window=window, softcap=softcap,
+            scale=scale, window=window, softcap=softcap, sinks=sinks,
         )  # fmt: skip
         self.progress()
         return pad_rows(attended)
@@ -104,6 +105,7 @@ def _attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -123,6 +125,7 @@ def _attention(
         scale=query.shape[2] ** -0.5 if scaling is None else scaling,
         window=sliding_window or 0,
         softcap=softcap or 0.0,
+        sinks=None if s_aux is None else s_aux.float(),
     )
     return attended[None], None
 

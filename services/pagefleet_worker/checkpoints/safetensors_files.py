@@ -3,7 +3,6 @@ nothing, and nothing is ever unpickled.
 """
 
 from collections.abc import Sequence
-from types import EllipsisType
 from typing import Any
 
 import torch
@@ -24,16 +23,18 @@ class TensorFiles:
     the text model of one that sees has `language_model.` before it, or behind.
     """
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], *, interleaved_experts: bool = False) -> None:
+        """`interleaved_experts`: see `expert_parts`."""
         files = [open_safetensors(path, "pt") for path in paths]
         held = {name: file for file in files for name in file.keys()}  # noqa: SIM118
         plain = {name: common_name(name.replace(_TEXT_MODEL, "", 1)) for name in held}
         prefix = "" if any(name.startswith(_INNER) for name in plain.values()) else _INNER
-        self._tensors: dict[str, tuple[Any, str, Part | EllipsisType]] = {}
+        self._tensors: dict[str, tuple[Any, str, Part | None]] = {}
         for name, file in held.items():
             common = prefix + plain[name]
-            self._tensors[common] = file, name, ...
-            for each, part in expert_parts(common, file.get_slice(name).get_shape()):
+            self._tensors[common] = file, name, None
+            shape = file.get_slice(name).get_shape()
+            for each, part in expert_parts(common, shape, interleaved=interleaved_experts):
                 self._tensors[each] = file, name, part
 
     def __contains__(self, name: str) -> bool:
@@ -84,8 +85,8 @@ class TensorFiles:
         if name not in self._tensors:
             raise ModelError(f"The weights lack the tensor {name!r} that the config asks for.")
         file, own_name, part = self._tensors[name]
-        tensor: Tensor = file.get_tensor(own_name)[part]
-        return tensor
+        tensor: Tensor = file.get_tensor(own_name)
+        return tensor if part is None else part.of(tensor)
 
 
 def first_without_numbers(path: str) -> str | None:

@@ -7,7 +7,7 @@ does not start.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pagefleet.manifest import CONFIG_FILE
-from pagefleet_kernels.layers import Activation
+from pagefleet_kernels.layers import CLAMP, CLAMP_SLOPE, Activation
 from pagefleet_worker.checkpoints.formats import format_of
 from pagefleet_worker.checkpoints.stored_matrix import Format
 from pagefleet_worker.model.expert_config import ExpertFields, ExpertShape
@@ -55,6 +55,8 @@ class DecoderConfig(ModelShape):
     logits_softcap: logits become cap * tanh(logit / cap), after they are divided by
         `logits_divisor`; 0 means off.
     experts: those of each layer, None where the feed-forward part is dense; empty if all are.
+    interleaved_experts: how files hold theirs, see `checkpoints.expert_names`.
+    sinks: whether heads have attention sinks.
     fused: whether the files hold queries, keys and values as one matrix, as gates and values.
     format: how matrices are stored that are quantized; None if none are.
     """
@@ -82,6 +84,8 @@ class DecoderConfig(ModelShape):
     logits_divisor: float = 1.0
     logits_softcap: float = 0.0
     experts: tuple[ExpertShape | None, ...] = ()
+    interleaved_experts: bool = False
+    sinks: bool = False
     fused: bool = False
     format: Format | None = None
 
@@ -163,6 +167,7 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
     switches = {
         "qkv_bias": raw.attention_bias or raw.qkv_bias,
         "output_bias": raw.attention_bias,
+        "mlp_bias": raw.mlp_bias,
         "embedding_scale": (
             raw.hidden_size**0.5 if family.root_embedding else raw.embedding_multiplier
         ),
@@ -184,7 +189,6 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
         scale=raw.attention_multiplier or (raw.query_pre_attn_scalar or head_dim) ** -0.5,
         tied_embeddings=raw.tie_word_embeddings,
         dtype=values.get("dtype") or values.get("torch_dtype"),
-        mlp_bias=raw.mlp_bias,
         activation=_activation(family, raw),
         softcap=raw.attn_logit_softcapping or 0.0,
         residual_factor=raw.residual_multiplier,
@@ -217,6 +221,11 @@ def _activation(family: Family, raw: HfConfig) -> Activation:
         raise ModelError(
             f"The activation {name!r} is not supported; these are: "
             f"{', '.join(map(repr, family.activations))}."
+        )
+    if (raw.swiglu_limit, raw.swiglu_alpha) != (CLAMP, CLAMP_SLOPE):
+        raise ModelError(
+            f"Gates of a swiglu_limit of {raw.swiglu_limit} and a swiglu_alpha of "
+            f"{raw.swiglu_alpha} are not supported; those of {CLAMP} and {CLAMP_SLOPE} are."
         )
     return family.activations[name]
 
@@ -289,7 +298,8 @@ def _rope_parameters(family: Family, values: dict[str, Any], kind: str) -> dict[
     """Those that the config has for a kind of layers. Older configs spread them over `rope_scaling`
     and `rope_theta`, and have scaling for layers without windows alone, if the kinds differ.
     """
-    found: dict[str, Any] = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    said = values.get("rope_parameters") or values.get("rope_scaling")
+    found: Mapping[str, Any] = said or family.rope
     theta = values.get("rope_theta") or family.theta
     if family.local_theta is None:
         return {"rope_theta": theta, **found}

@@ -53,6 +53,7 @@ def prepare_layer(
         mlp=_prepare_mlp(config, number, weights, kernels, loras),
         rotation=rotation,
         window=config.windows[number],
+        sinks=weights.sinks,
     )
 
 
@@ -66,7 +67,8 @@ def _prepare_mlp(
     experts = config.experts_of(number)
     if weights.router is not None and experts is not None:
         matrices = weights.router, weights.gate_up, weights.down
-        return kernels.experts(Experts(*matrices, experts.routing))
+        biases = weights.router_bias, weights.gate_up_bias, weights.down_bias
+        return kernels.experts(Experts(*matrices, experts.routing, *biases, config.activation))
     gates = weights.gate_up, weights.gate_up_bias, loras["gate_up"]
     return DenseMlp(
         gated=kernels.gated(*gates, config.activation),
@@ -265,6 +267,7 @@ class Decoder:
             scale=config.scale,
             window=layer.window,
             softcap=config.softcap,
+            sinks=layer.sinks,
             **eight_bits,
         )
         return layer.output(attended.flatten(1), batch.adapters)

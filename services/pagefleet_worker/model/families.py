@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pagefleet_kernels.layers import Activation
+from pagefleet_kernels.layers import CLAMP, CLAMP_SLOPE, Activation
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """The kinds of layers, as `layer_types` names them: those with a window see no further."""
@@ -73,6 +73,8 @@ class HfConfig(_Common, frozen=True):
     qkv_bias: bool = False
     decoder_sparse_step: int = 1
     mlp_only_layers: list[int] | None = None
+    swiglu_limit: float = CLAMP
+    swiglu_alpha: float = CLAMP_SLOPE
 
 
 LayerTypes = Callable[[HfConfig], list[str]]
@@ -127,6 +129,7 @@ class Family:
         these.
     always: fields of `DecoderConfig` that hold for all of its models.
     layer_types: see `LayerTypes`.
+    rope: its parameters if the config says none.
     theta: that of a rope of which the config says none.
     local_theta: the same of layers with windows, where these have a rope of their own.
     partial_rope: whether a rope may turn a part of each head only.
@@ -137,6 +140,7 @@ class Family:
     reads: Mapping[str, Any] = field(default_factory=dict)
     always: Mapping[str, Any] = field(default_factory=dict)
     layer_types: LayerTypes = _upper
+    rope: Mapping[str, Any] = field(default_factory=dict)
     theta: float = 10000.0
     local_theta: float | None = None
     partial_rope: bool = False
@@ -287,6 +291,32 @@ FAMILIES = {
         {"qk_norm": QkNorm.HEADS},
         layer_types=_sliding,
         activations=_OF_EXPERTS,
+    ),
+    "gpt_oss": Family(
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "layer_types": None,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_limit": CLAMP,
+            "swiglu_alpha": CLAMP_SLOPE,
+        },
+        {"wide_norms": True, "sinks": True, "mlp_bias": True, "interleaved_experts": True},
+        layer_types=_but_the_last,
+        rope={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        theta=150000.0,
+        activations={"silu": Activation.CLAMPED},
     ),
 }
 """By the `model_type` of a config."""

@@ -70,7 +70,9 @@ class LayerWeights:
     post_attention_norm: Tensor | None = None
     mlp_norm: Tensor | None = None
     post_mlp_norm: Tensor | None = None
+    sinks: Tensor | None = None
     router: Tensor | None = None
+    router_bias: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -135,13 +137,14 @@ class Norm:
 class Fused:
     """A tensor of the decoder: parts (name, rows), stacked; without `columns` it is a vector. Row i
     of it is row `order[i]` of what is stacked, int64. Behind the parts stand `wider` ones (name,
-    rows, columns), which are as many columns of larger matrices.
+    rows, columns), which are as many columns of larger matrices. For `wide` see `Norm`.
     """
 
     parts: tuple[tuple[str, Cut], ...]
     columns: Cut | None = None
     order: Tensor | None = None
     wider: tuple[tuple[str, Cut, Cut], ...] = ()
+    wide: bool = False
 
     @property
     def _pieces(self) -> list[tuple[str, list[Cut]]]:
@@ -154,7 +157,8 @@ class Fused:
         """Make the tensor and fill it."""
         sizes = [cuts[0].count for _, cuts in self._pieces]
         shape = [sum(sizes), *(() if self.columns is None else (self.columns.count,))]
-        tensor = torch.zeros(shape, dtype=dtype, device=device)
+        kind = torch.float32 if self.wide else dtype
+        tensor = torch.zeros(shape, dtype=kind, device=device)
         for (name, cuts), part in zip(self._pieces, torch.split(tensor, sizes), strict=True):
             source.copy(prefix + name, part, cuts)
         return tensor if self.order is None else tensor[self.order.to(device)]
@@ -248,8 +252,11 @@ def _layer_tensors(config: DecoderConfig, share: Share, layer: int) -> dict[str,
     first = share.rank == 0  # what comes out of these is summed over the ranks
     biases = {"qkv": config.qkv_bias, "output": config.output_bias and first}
     tensors: dict[str, Fused | Norm] = {**_norms(config)}
+    if config.sinks:
+        sinks = ("self_attn.sinks", share.even(config.heads))
+        tensors["sinks"] = Fused((sinks,), wide=True)
     if (experts := config.experts_of(layer)) is not None:
-        tensors |= _expert_tensors(experts, Cut.all(config.hidden_size), share)
+        tensors |= _expert_tensors(config, experts, share)
     else:
         biases |= {"gate_up": config.mlp_bias, "down": config.mlp_bias and first}
     modules = share.modules(config)
@@ -265,20 +272,32 @@ def _layer_tensors(config: DecoderConfig, share: Share, layer: int) -> dict[str,
     return tensors
 
 
-def _expert_tensors(experts: ExpertShape, hidden: Cut, share: Share) -> dict[str, Fused]:
+def _expert_tensors(config: DecoderConfig, experts: ExpertShape, share: Share) -> dict[str, Fused]:
     """Files hold shared experts as one that is wider: each is some of its neurons."""
+    hidden = Cut.all(config.hidden_size)
     inner, shared = share.even(experts.inner_size), experts.routing.shared
     each = [(f"mlp.experts.{name}", inner) for name in range(experts.count)]
     each += [("mlp.shared_expert", inner.among(shared, index)) for index in range(shared)]
-    gates = [(f"{name}.{kind}_proj.weight", rows) for name, rows in each for kind in ("gate", "up")]
-    downs = [(f"{name}.down_proj.weight", hidden, columns) for name, columns in each]
-    router = [("mlp.gate.weight", Cut.all(experts.count))]
-    router += [("mlp.shared_expert_gate.weight", Cut.all(1))] * (shared > 0)
-    return {
-        "router": Fused(tuple(router), hidden),
-        "gate_up": Fused(tuple(gates), hidden),
-        "down": Fused((), inner, wider=tuple(downs)),
+    gates = [(f"{name}.{kind}_proj", rows) for name, rows in each for kind in ("gate", "up")]
+    downs = [(f"{name}.down_proj", columns) for name, columns in each]
+    router = [("mlp.gate", Cut.all(experts.count))]
+    router += [("mlp.shared_expert_gate", Cut.all(1))] * (shared > 0)
+
+    def named(parts: list[tuple[str, Cut]], kind: str) -> tuple[tuple[str, Cut], ...]:
+        return tuple((f"{name}.{kind}", rows) for name, rows in parts)
+
+    wider = tuple((name, hidden, columns) for name, columns in named(downs, "weight"))
+    tensors = {
+        "router": Fused(named(router, "weight"), hidden),
+        "gate_up": Fused(named(gates, "weight"), hidden),
+        "down": Fused((), inner, wider=wider),
     }
+    if config.mlp_bias:
+        tensors["router_bias"] = Fused(named(router, "bias"))
+        tensors["gate_up_bias"] = Fused(named(gates, "bias"))
+        if share.rank == 0:  # what comes out of these is summed over the ranks
+            tensors["down_bias"] = Fused(named([(name, hidden) for name, _ in downs], "bias"))
+    return tensors
 
 
 def _norms(config: DecoderConfig) -> dict[str, Norm]:
@@ -303,7 +322,9 @@ def _norms(config: DecoderConfig) -> dict[str, Norm]:
 
 def _open(files: Weights, config: DecoderConfig) -> Source:
     if files.kind == "safetensors":
-        return SafetensorsSource(TensorFiles(files.paths), config)
+        interleaved = config.interleaved_experts
+        tensors = TensorFiles(files.paths, interleaved_experts=interleaved)
+        return SafetensorsSource(tensors, config)
     if files.kind == "gguf":
         from pagefleet_worker.model.gguf_weights import GgufSource
 

@@ -1,9 +1,12 @@
 """Random mixtures of experts."""
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
 
 from pagefleet_kernels.experts import Experts, Routing
+from pagefleet_kernels.layers import Activation
 from tests.unit.kernels.quantized_case import random_matrix
 
 ROUTINGS = pytest.mark.parametrize(
@@ -32,10 +35,17 @@ def random_experts(
     return Experts(router.to(dtype), matrix(2 * inner, size), matrix(size, inner), routing)
 
 
+def biased(experts: Experts) -> Experts:
+    """The same with biases, and gates that are clamped now and then."""
+    rows = {
+        f"{name}_bias": getattr(experts, name).shape[0] for name in ("router", "gate_up", "down")
+    }
+    biases = {name: (3 * torch.randn(n)).to(experts.router.dtype) for name, n in rows.items()}
+    return replace(experts, **biases, activation=Activation.CLAMPED)
+
+
 def double(experts: Experts) -> Experts:
     """The same in float64; quantized matrices stay what they are."""
-    router, gate_up, down = (
-        each.double() if isinstance(each, torch.Tensor) else each
-        for each in (experts.router, experts.gate_up, experts.down)
-    )
-    return Experts(router, gate_up, down, experts.routing)
+    values = {field.name: getattr(experts, field.name) for field in fields(experts)}
+    wide = {name: v.double() for name, v in values.items() if isinstance(v, torch.Tensor)}
+    return replace(experts, **wide)

@@ -7,8 +7,9 @@ import torch
 
 from pagefleet_kernels import cpu_experts, cpu_linear, reference
 from pagefleet_kernels.cpu_experts import PackedExperts
+from pagefleet_kernels.cpu_linear import Epilogue, PackedLinear
 from pagefleet_kernels.experts import Experts, Routing
-from tests.unit.kernels.expert_case import ROUTINGS, double, random_experts
+from tests.unit.kernels.expert_case import ROUTINGS, biased, double, random_experts
 from tests.unit.kernels.paged_case import fresh_seed
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -21,8 +22,9 @@ def seed() -> None:
 
 @DTYPES
 @ROUTINGS
-def test_outputs_are_those_of_float64(dtype, choices, routing):
-    experts = random_experts(choices, routing, 72, 48, dtype)
+@pytest.mark.parametrize("change", [lambda experts: experts, biased], ids=["plain", "biased"])
+def test_outputs_are_those_of_float64(dtype, choices, routing, change):
+    experts = change(random_experts(choices, routing, 72, 48, dtype))
     layer, exact = cpu_experts.experts(experts), reference.experts(double(experts))
     assert isinstance(layer, PackedExperts)
     error = 1e-5 if dtype is torch.float32 else 2**-4
@@ -44,11 +46,18 @@ def test_outputs_are_those_of_float64(dtype, choices, routing):
 )
 def test_quantized_experts_are_quantized_layers_weighted(dtype, bits):
     """Each expert's outputs are those of dense layers, to the bit before they are added up."""
-    experts = random_experts(9, Routing(3, renormalized=True, shared=1), 64, 96, dtype, bits)
-    gates = [cpu_linear.gated(part) for part in experts.parts(experts.gate_up)]
-    downs = [cpu_linear.head(part) for part in experts.parts(experts.down)]
+    routing = Routing(3, renormalized=True, shared=1)
+    experts = biased(random_experts(9, routing, 64, 96, dtype, bits))
+    gates = [
+        cpu_linear.gated(part, bias, (), experts.activation)
+        for part, bias in experts.parts(experts.gate_up, experts.gate_up_bias)
+    ]
+    downs = [
+        PackedLinear(part, bias, Epilogue.WIDE)
+        for part, bias in experts.parts(experts.down, experts.down_bias)
+    ]
     values = torch.randn(40, 64).to(dtype)
-    scores = cpu_linear.head(experts.router)(values)
+    scores = PackedLinear(experts.router, experts.router_bias, Epilogue.WIDE)(values)
     expected = torch.zeros(40, 64)
     taken, factors = reference.route(scores, experts.routing)
     for row, (numbers, weights) in enumerate(zip(taken, factors, strict=True)):
@@ -62,7 +71,7 @@ def test_quantized_experts_are_quantized_layers_weighted(dtype, bits):
     ("dtype", "bits"), [(torch.float32, 0), (torch.bfloat16, 0), (torch.float32, 8)], ids=str
 )
 def test_a_row_has_the_same_bits_in_every_batch_on_any_threads(dtype, bits):
-    experts = random_experts(6, Routing(2, renormalized=True), 64, 32, dtype, bits)
+    experts = biased(random_experts(6, Routing(2, renormalized=True), 64, 32, dtype, bits))
     layer, before = cpu_experts.experts(experts), torch.get_num_threads()
     values = torch.randn(300, 64).to(dtype)
     alone = torch.cat([layer(row) for row in values.split(1)])
@@ -82,7 +91,7 @@ def test_one_expert_may_get_all_rows(dtype):
     experts = random_experts(8, Routing(1, renormalized=True), 64, 32, dtype)
     experts.router[3] = 100
     values = torch.rand(250, 64).to(dtype)
-    gate, down = (list(experts.parts(each))[3] for each in (experts.gate_up, experts.down))
+    gate, down = (list(experts.parts(each))[3][0] for each in (experts.gate_up, experts.down))
     expected = cpu_linear.linear(down)(cpu_linear.gated(gate)(values))
     assert torch.equal(cpu_experts.experts(experts)(values), expected)
 
@@ -90,8 +99,8 @@ def test_one_expert_may_get_all_rows(dtype):
 def test_of_equal_scores_the_first_are_taken():
     experts = random_experts(40, Routing(3, renormalized=True), 32, 16, torch.float32)
     experts.router.zero_()
-    parts = [list(experts.parts(each))[:3] for each in (experts.gate_up, experts.down)]
-    gate_up, down = (torch.cat(part) for part in parts)
+    matrices = experts.gate_up, experts.down
+    gate_up, down = (torch.cat([p for p, _ in list(experts.parts(m))[:3]]) for m in matrices)
     three = Experts(experts.router[:3], gate_up, down, experts.routing)
     values = torch.randn(20, 32)
     assert torch.equal(cpu_experts.experts(experts)(values), cpu_experts.experts(three)(values))

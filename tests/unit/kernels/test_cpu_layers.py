@@ -1,9 +1,11 @@
 """The compiled norms, activation, rotary embedding and KV write against their plain twins."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from pagefleet_kernels import cpu_cache, cpu_layers, reference
 from pagefleet_kernels.layers import Activation
@@ -80,6 +82,16 @@ def test_gate_mul_agrees_with_the_reference(dtype, activation, size):
     gate_up[0, 0], gate_up[1, 0] = 1e20, -1e20
     expected = reference.gate_mul(gate_up.double(), activation).to(dtype)
     assert_close(cpu_layers.gate_mul(gate_up, activation), expected)
+
+
+def test_clamped_gates_are_those_of_transformers():
+    gate_up, module = 8 * torch.randn(30, 96), SimpleNamespace(limit=7.0, alpha=1.702)
+    in_turns = gate_up.unflatten(1, (2, -1)).transpose(1, 2).flatten(1)
+    expected = GptOssExperts._apply_gate(module, in_turns)
+    torch.testing.assert_close(reference.gate_mul(gate_up, Activation.CLAMPED), expected)
+    gate_up[3, 5] = gate_up[4, 80] = torch.nan
+    found = cpu_layers.gate_mul(gate_up, Activation.CLAMPED)
+    assert found.isnan().nonzero().tolist() == [[3, 5], [4, 32]]
 
 
 @DTYPES

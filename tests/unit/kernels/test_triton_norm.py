@@ -86,3 +86,6 @@ def test_gate_mul(shape, dtype):
     close(gate_mul(gate_up), functional.silu(gate) * up, dtype)
     activated = functional.gelu(gate, approximate="tanh") * up
     close(gate_mul(gate_up, Activation.GELU_TANH), activated, dtype)
+    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    activated = gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
+    close(gate_mul(gate_up, Activation.CLAMPED), activated, dtype)

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
+from pagefleet_worker.adapter.model import _attention
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
@@ -131,7 +132,6 @@ def test_bits_do_not_depend_on_the_batch(engine: TorchEngine, generator: random.
         ("bert", "looks ahead"),
         ("bloom", "attends 0 times .* not once in each of its 3 layers"),
         ("falcon", "attends 0 times .* not once in each of its 3 layers"),
-        ("gpt-oss", "asks for s_aux"),
         ("gpt2-grouped", "layer 0 has 4 key/value heads of 16, not 2 of 16"),
         ("llama4", "layers of chunked_attention"),
         ("mamba", "layers of linear_attention"),
@@ -144,6 +144,12 @@ def test_what_would_fail_in_silence_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=f"^A .* model cannot be served: .*{reason}"):
         load_engine(prepared_model(kind), SETTINGS, lambda: None)
+
+
+def test_attention_that_asks_for_what_is_unknown_is_refused() -> None:
+    heads = torch.zeros(1, 2, 3, 16)
+    with pytest.raises(ModelError, match="asks for novelty, unknown here"):
+        _attention(torch.nn.Module(), heads, heads, heads, None, novelty=1, dropout=0.0)
 
 
 @pytest.fixture

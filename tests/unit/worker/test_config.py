@@ -122,6 +122,10 @@ def test_configs_mean_what_they_mean_to_transformers(name: str, silent: bool) ->
             {"model_type": "smollm3", "no_rope_layers": [1]},
             "has 2 layers, and no_rope_layers names 1",
         ),
+        (
+            {"model_type": "gpt_oss", "num_key_value_heads": 2, "swiglu_limit": 5.0},
+            "swiglu_limit of 5.0 and a .* 1.702 are not",
+        ),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
         ({"vocab_size": "many"}, r"malformed: .*\$.vocab_size"),
     ],

@@ -173,7 +173,7 @@ def test_longrope_is_transformers(within: bool, tmp_path: Path, generator: rando
 
 
 @QUANTIZATIONS
-@of_types("llama", "mistral", "qwen2", "qwen3", "gemma2", "phi3-partial", "qwen3-moe")
+@of_types("llama", "mistral", "qwen2", "qwen3", "gemma2", "phi3-partial", "qwen3-moe", "gpt-oss")
 def test_bits_do_not_depend_on_the_batch(
     name: str,
     dtype: torch.dtype,
@@ -191,7 +191,7 @@ def test_bits_do_not_depend_on_the_batch(
 
 
 @QUANTIZATIONS
-@of_types("llama-biases", "mistral", "qwen3", "gemma3", "olmo3", "granite", "qwen3-moe")
+@of_types("llama-biases", "mistral", "qwen3", "gemma3", "olmo3", "granite", "qwen3-moe", "gpt-oss")
 @torch.inference_mode()
 def test_all_layers_at_once_are_the_layers_one_by_one(
     name: str,

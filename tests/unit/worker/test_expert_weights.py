@@ -16,8 +16,9 @@ from pagefleet_worker.model.shares import Share
 from pagefleet_worker.model.weights import OWN_OR_INT8, LayerWeights, load_weights
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.preparation.gguf_model import gguf_model
+from tests.gguf_models import write_gguf
 from tests.models import MIXTURES, make_model
-from tests.unit.worker.test_weights import CPU, config_of, files_of, load, write_gguf
+from tests.unit.worker.test_weights import CPU, config_of, files_of, load
 
 SmallModel = Callable[[str], Path]
 
@@ -26,6 +27,11 @@ def fields_of(layer: LayerWeights) -> dict[str, Tensor]:
     assert isinstance(layer.gate_up, Tensor)
     assert isinstance(layer.down, Tensor)
     return {name: each for name, each in vars(layer).items() if each is not None}
+
+
+def in_halves(outputs: Tensor) -> Tensor:
+    """[experts, outputs, ...] with gates and values in turns, one behind the other."""
+    return torch.cat((outputs[:, ::2], outputs[:, 1::2]), dim=1)
 
 
 @pytest.fixture(params=MIXTURES)
@@ -38,11 +44,19 @@ def test_matrices_of_experts_lie_one_below_the_other(name: str, small_model: Sma
     state = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
     for index, layer in enumerate(load(files_of(folder), config_of(folder)).layers):
         own = f"model.layers.{index}.mlp."
-        if f"{own}gate.weight" not in state:  # a dense one
+        router = state.get(f"{own}gate.weight", state.get(f"{own}router.weight"))
+        if router is None:  # a dense one
             assert layer.router is None
             continue
-        routers = [state[f"{own}gate.weight"]]
+        routers = [router]
         gate_up, down = (state[f"{own}experts.{kind}_proj"] for kind in ("gate_up", "down"))
+        if name == "gpt-oss":
+            gate_up, down = in_halves(gate_up.mT), down.mT
+            bias = in_halves(state[f"{own}experts.gate_up_proj_bias"])
+            assert torch.equal(layer.gate_up_bias, bias.flatten())
+            down_bias = state[f"{own}experts.down_proj_bias"]
+            assert torch.equal(layer.down_bias, down_bias.flatten())
+            assert torch.equal(layer.router_bias, state[f"{own}router.bias"])
         if f"{own}shared_expert_gate.weight" in state:  # one that is as wide as several
             routers.append(state[f"{own}shared_expert_gate.weight"])
             kinds = ("gate", "up", "down")
@@ -107,6 +121,10 @@ def test_ranks_have_parts_of_every_expert(name: str, small_model: SmallModel) ->
         assert torch.equal(torch.cat(gates, dim=2).view_as(layer.gate_up), layer.gate_up)
         assert torch.equal(torch.cat([each.down for each in parts], dim=1), layer.down)
         assert all(torch.equal(each.router, layer.router) for each in parts)
+        if layer.gate_up_bias is not None:
+            biases = [each.gate_up_bias.view(count, 2, size.inner_size) for each in parts]
+            assert torch.equal(torch.cat(biases, dim=2).flatten(), layer.gate_up_bias)
+            assert [each.down_bias is None for each in parts] == [False, True]
 
 
 def test_files_that_lack_an_expert(tmp_path: Path, small_model: SmallModel) -> None:

@@ -103,6 +103,7 @@ def group_of(ranks: int, folder: Path, **changes: object) -> Iterator[Group]:
                 ("mixtral", 2),
                 ("qwen2-moe", 2),
                 ("qwen3-moe", 2),
+                ("gpt-oss", 2),
             )
         ),
     ],
