@@ -1,9 +1,8 @@
-"""`POST /v1/embeddings`: what clients may send, and what they get."""
+"""What clients may send to `POST /v1/embeddings`."""
 
 from typing import Annotated, Literal, TypeAlias
 
-import msgspec
-from msgspec import Meta, Raw
+from msgspec import Meta
 
 from pagefleet_gateway.bodies.schema import RequestBody, Side, TokenId, Truncation, Word
 
@@ -21,35 +20,3 @@ class EmbeddingBody(RequestBody, kw_only=True):
     truncate_prompt_tokens: Truncation | None = None
     truncation_side: Side | None = None
     add_special_tokens: bool | None = None
-
-
-class Embedding(msgspec.Struct, kw_only=True):
-    """The embedding of one text."""
-
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: Annotated[
-        Raw,
-        Meta(
-            extra_json_schema={
-                "anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]
-            }
-        ),
-    ]
-    """Its numbers; as base64, those are float32, little-endian."""
-
-
-class EmbeddingUsage(msgspec.Struct):
-    """Tokens that a request took."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingList(msgspec.Struct, kw_only=True):
-    """The answer, in the order of the texts."""
-
-    object: Literal["list"] = "list"
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingUsage

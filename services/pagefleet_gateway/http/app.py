@@ -39,9 +39,10 @@ from pagefleet_gateway.http.tokenizing import (
 )
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.record import record_of
-from pagefleet_gateway.rendering.embeddings import EmbeddingRenderer, understand_embedding
+from pagefleet_gateway.rendering.embeddings import EmbeddingRenderer
 from pagefleet_gateway.rendering.messages_stream import MessageRenderer
 from pagefleet_gateway.rendering.response_stream import ResponseRenderer
+from pagefleet_gateway.requests.embedding_input import understand_embedding
 from pagefleet_gateway.requests.messages_input import understand_message
 from pagefleet_gateway.requests.response_input import understand_response
 from pagefleet_gateway.requests.understanding import understand_chat, understand_completion

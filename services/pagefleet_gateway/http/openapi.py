@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pagefleet_gateway.bodies.embedding_body import EmbeddingBody, EmbeddingList
+from pagefleet_gateway.bodies.embedding_body import EmbeddingBody
 from pagefleet_gateway.bodies.messages_body import CountBody, MessagesBody
 from pagefleet_gateway.bodies.response_body import ResponseBody
 from pagefleet_gateway.bodies.schema import ChatBody, CompletionBody
@@ -39,6 +39,7 @@ from pagefleet_gateway.rendering.completion_object import (
     ChatCompletion,
     Completion,
 )
+from pagefleet_gateway.rendering.embeddings import EmbeddingList
 from pagefleet_gateway.rendering.messages_object import Message, MessageEvent, MessageTokens
 from pagefleet_gateway.rendering.response_events import ResponseEvent
 from pagefleet_gateway.rendering.response_object import ResponseObject

@@ -8,7 +8,7 @@ k * best_of + i at the scheduler, so that equal prompts in a list are sampled di
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec import structs
 
@@ -23,6 +23,8 @@ from pagefleet_gateway.errors import http_error
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.resume import Had, Ticket, request_id
 from pagefleet_gateway.tenants import EVERYBODY, Tenant
+
+Kind: TypeAlias = Literal["completion", "chat", "response", "message", "embedding"]
 
 
 class ContextUnknown(Exception):
@@ -65,7 +67,7 @@ class Limits:
 class Generation:
     """A request that is understood."""
 
-    kind: Literal["completion", "chat", "response", "message", "embedding"]
+    kind: Kind
     id: str
     """As the client sees it."""
     run: str

@@ -26,9 +26,9 @@ from pagefleet_gateway.bodies.schema import (
 )
 from pagefleet_gateway.bodies.structured import Form, structure_of
 from pagefleet_gateway.bodies.tools import ToolUse, tool_use
-from pagefleet_gateway.errors import bad_request
+from pagefleet_gateway.errors import ApiError, bad_request
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.requests.generation import Generation, Limits
+from pagefleet_gateway.requests.generation import Generation, Kind, Limits
 from pagefleet_gateway.requests.prompts import (
     chat_prompt,
     completion_prompts,
@@ -52,9 +52,10 @@ ANSWER_SHARE: Final = 4
 _LONGEST_TAG: Final = 16
 """Tokens in which a prompt may end with a tag of thoughts, and white space."""
 
-_ID_PREFIXES: Final = {
+_ID_PREFIXES: Final[dict[Kind, str]] = {
     "completion": "cmpl-",
     "chat": "chatcmpl-",
+    "embedding": "embd-",
     "response": "resp_",
     "message": "msg_",
 }
@@ -92,7 +93,7 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
     run = uuid4().hex
     return Generation(
         kind="completion",
-        id=_ID_PREFIXES["completion"] + name_of(body, limits),
+        id=answer_id("completion", body, limits),
         run=run,
         model=model.name,
         body=body,
@@ -185,7 +186,7 @@ def understand_conversation(
     run = uuid4().hex
     return Generation(
         kind=conversation.kind,
-        id=_ID_PREFIXES[conversation.kind] + name_of(body, limits),
+        id=answer_id(conversation.kind, body, limits),
         run=run,
         model=model.name,
         body=body,
@@ -244,9 +245,9 @@ def _prompt(
     return newest_turns(body, model, tools.shown, field, limits.room(answer))
 
 
-def name_of(body: GenerationBody, limits: Limits) -> str:
-    """What the answer is called, behind the prefix of its kind."""
-    return body.request_id or limits.request_id or uuid4().hex
+def answer_id(kind: Kind, body: GenerationBody, limits: Limits) -> str:
+    """What the client sees the answer called: as it wishes, behind the prefix of its kind."""
+    return _ID_PREFIXES[kind] + (body.request_id or limits.request_id or uuid4().hex)
 
 
 def _room(
@@ -265,16 +266,17 @@ def _room(
     tokens = max(int(min(default, fitting)), 1) if asked is None else asked
     if tokens > fitting:
         fault = prompt_field if asked is None or fitting < 1 else asked_field
-        bound = f" ({limits.bound})" if limits.bound else ""
         more = f"{asked_field} asks for {asked} more"
         rest = "leaves no room for an answer" if asked is None else more
-        raise bad_request(
-            f"This model's maximum context length is {limits.max_model_len} tokens{bound}, but "
-            f"{prompt_field} has {longest} and {rest}.",
-            fault,
-            "context_length_exceeded",
-        )
+        raise too_long(limits, f"{prompt_field} has {longest} and {rest}", fault)
     return tokens
+
+
+def too_long(limits: Limits, what: str, field: str) -> ApiError:
+    """A 400 that says what there is no room for."""
+    bound = f" ({limits.bound})" if limits.bound else ""
+    most = f"This model's maximum context length is {limits.max_model_len} tokens{bound}"
+    return bad_request(f"{most}, but {what}.", field, "context_length_exceeded")
 
 
 def submits_of(

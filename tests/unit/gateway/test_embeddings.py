@@ -18,7 +18,7 @@ from pagefleet.wire import unpack_floats, unpack_ints
 from pagefleet_gateway.bodies.embedding_form import EmbeddingForm
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.rendering.embeddings import understand_embedding
+from pagefleet_gateway.requests.embedding_input import understand_embedding
 from pagefleet_gateway.requests.generation import Generation, Limits
 from pagefleet_gateway.requests.prompts import MAX_PROMPTS
 from pagefleet_gateway.requests.response_input import understand_response

@@ -16,7 +16,7 @@ from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.http.tokenizing import count_input, count_message, detokenize, tokenize
 from pagefleet_gateway.model import NamesError, ServedModel
 from pagefleet_gateway.rendering.answer import Answer
-from pagefleet_gateway.rendering.embeddings import understand_embedding
+from pagefleet_gateway.requests.embedding_input import understand_embedding
 from pagefleet_gateway.requests.generation import Generation, Limits
 from pagefleet_gateway.requests.messages_input import understand_message
 from pagefleet_gateway.requests.response_input import understand_response
