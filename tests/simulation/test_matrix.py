@@ -115,6 +115,10 @@ FAULTS: dict[str, Callable[[When], list[Fault]]] = {
     "everything killed": lambda when: [
         Kill(when, name, 0.4) for name in ("worker0", "worker1", SCHEDULER)
     ],
+    "everything stopped for 40 s": lambda when: [
+        Stop(when, name, 40.0 + late)
+        for name, late in (("worker0", 0.5), ("worker1", 0.0), (SCHEDULER, 0.3), ("gateway0", 0.2))
+    ],
     "client leaves": lambda when: [Leave(when, "r0", None)],
 }  # fmt: skip
 
@@ -130,18 +134,25 @@ def test_at_every_moment(fault: str, form: str) -> None:
 @pytest.mark.parametrize(
     "loss",
     [
-        lambda when: Kill(when, "gateway0", 8.0),
-        lambda when: Terminate(when, "gateway0", 8.0),
-        lambda when: Stop(when, "gateway0", 3.0),
-        lambda when: Reconnect(when, "r0", closes=True),
-        lambda when: Reconnect(when, "r0", closes=False),
+        lambda when: [Kill(when, "gateway0", 8.0)],
+        lambda when: [Kill(when, "gateway0", 8.0), Kill(when, SCHEDULER, 0.5)],
+        lambda when: [Kill(when, "gateway0", 8.0), Kill(when, "worker0", 1.0, watched=False)],
+        lambda when: [Terminate(when, "gateway0", 8.0)],
+        lambda when: [Stop(when, "gateway0", 3.0)],
+        lambda when: [Reconnect(when, "r0", closes=True)],
+        lambda when: [Reconnect(when, "r0", closes=False)],
     ],
-    ids=["killed", "told to end", "stopped", "closed", "half open"],
+    ids=[
+        *("killed", "killed with the scheduler", "killed with a worker", "told to end", "stopped"),
+        *("closed", "half open"),
+    ],
 )
-def test_a_client_goes_on_at_another_gateway(loss: Callable[[When], Fault], form: str) -> None:
+def test_a_client_goes_on_at_another_gateway(
+    loss: Callable[[When], list[Fault]], form: str
+) -> None:
     for seconds, when in zip(cycle((0.05, 1.0, 5.0)), moments(form, gateways=2), strict=False):
         wishes = [replace(wish, resumes=seconds) for wish in calm(form).wishes]
-        faults = [loss(when), Reconnect(1.0, "r0", closes=False)]
+        faults = [*loss(when), Reconnect(1.0, "r0", closes=False)]
         run(replace(calm(form), wishes=wishes, gateways=2, faults=faults))
 
 
