@@ -56,6 +56,10 @@ if TYPE_CHECKING:
 OTLP_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 """Environment variables that ask for traces."""
 
+_ASK_AGAIN: Final = ("Retry-After", "X-Should-Retry")
+_EXPOSED: Final = ("X-Request-Id", "Request-Id", "X-Ignored-Fields", *_ASK_AGAIN)
+"""Headers that pages may read; by some of them SDKs decide whether to ask again."""
+
 
 class TracingError(Exception):
     """Traces cannot be made; says why."""
@@ -179,7 +183,7 @@ def _for_pages(app: ASGIApp, origins: str | None) -> ASGIApp:
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
         allow_private_network=True,
-        expose_headers=["X-Request-Id", "Request-Id", "X-Ignored-Fields", "Retry-After"],
+        expose_headers=_EXPOSED,
     )
 
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from pagefleet.settings import GatewaySettings
+from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.http.app import build_app, build_gateway
 from pagefleet_gateway.model import ServedModel
 from pagefleet_worker.prepare import prepare
@@ -160,6 +161,16 @@ def test_pages_of_allowed_origins_may_ask() -> None:
     assert "access-control-allow-origin" not in other.headers
     (unasked,) = ask(get("/live", origin="https://a.example"))
     assert "access-control-allow-origin" not in unasked.headers
+
+
+def test_pages_may_read_whether_to_ask_again() -> None:
+    error = ApiError(503, "Not today.", type="server_error", retry_after=1, final=True)
+    told = {name.decode() for name, _ in error.headers(b"")} - {"content-type", "content-length"}
+    assert len(told) == 2
+    asked = get("/live", origin="https://a.example")
+    (live,) = ask(asked, allowed_origins="https://a.example")
+    exposed = live.headers["access-control-expose-headers"].lower().split(", ")
+    assert {*told, "x-request-id", "request-id", "x-ignored-fields"} == {*exposed}
 
 
 def test_pages_may_read_that_there_is_a_bug() -> None:
