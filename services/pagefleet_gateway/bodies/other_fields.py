@@ -92,27 +92,14 @@ MEANT: Final[dict[str, tuple[str, ...]]] = {
 }
 """Names that other routes, or servers, have for fields: the first that a route has is meant."""
 
-INERT: Final = frozenset(
-    {
-        "diagnostics",
-        "inference_geo",
-        "max_tool_calls",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "speed",
-    }
-)
-"""Fields of OpenAI's and Anthropic's APIs that change nothing of the answer, and are no slips of
-the pen."""
-
 _MAX_TOLD: Final = 16
 _FIT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
-_BODIES: Final = (CompletionBody, ChatBody, ResponseBody, MessagesBody, EmbeddingBody)
 _NEAR: Final = 0.85
+_NO_SLIPS: Final = frozenset({"models", "reasoning_format", "speed"})
+"""Fields of OpenRouter, llama.cpp and Anthropic that only look like some of ours misspelt."""
 
-
-_KNOWN: Final = INERT.union(*map(_fields, _BODIES))
-"""Names that are no others misspelt."""
+_BODIES: Final = (CompletionBody, ChatBody, ResponseBody, MessagesBody, EmbeddingBody)
+_KNOWN: Final = _NO_SLIPS.union(*map(_fields, _BODIES))
 
 
 def is_ignored(name: str, value: Any, body: type[msgspec.Struct]) -> bool:

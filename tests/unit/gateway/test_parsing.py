@@ -70,6 +70,9 @@ NEAR: list[tuple[str, dict[type[msgspec.Struct], str]]] = [
     ("guided_json", dict.fromkeys(ASKED, "structured_outputs.json")),
     ("guided_choice", dict.fromkeys(ASKED, "structured_outputs.choice")),
     ("chat_id", {}),
+    ("speed", {}),
+    ("models", {}),
+    ("reasoning_format", {}),
 ]
 
 
