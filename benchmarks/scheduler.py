@@ -35,7 +35,7 @@ from pagefleet.wire import (
     pack_ints,
     unpack_ints,
 )
-from pagefleet_scheduler.core import Arrived, Event, Scheduler
+from pagefleet_scheduler.core import Arrived, Event, Lost, Scheduler
 from pagefleet_scheduler.outbox import Send
 
 WORKER, GATEWAY = b"worker", b"gateway"
@@ -174,13 +174,47 @@ def measure(sequences: int, steps: int, case: Case) -> Cost:
     )
 
 
+def membership(workers: int, waiting: int) -> tuple[float, float]:
+    """Seconds that a worker's join and its loss take beside others, while requests of all lengths
+    wait; medians.
+    """
+    draw, scheduler = random.Random(0), Scheduler(1 << 20)
+
+    def hello(number: int) -> Arrived:
+        sizes = BLOCK_SIZE, 1000, 1, 4096, 4096, VOCABULARY
+        peer = f"worker{number}".encode()
+        return Arrived(peer, WorkerHello(PROTOCOL, "host", number, 1, "model", "class", *sizes))
+
+    def submit(number: int) -> Arrived:
+        params = SamplingParams(max_tokens=draw.randint(1, 1000), seed=1)
+        prompt = pack_ints(range(draw.randint(1, 1000)))
+        return Arrived(GATEWAY, Submit(f"{number:032}", 0, prompt, params, [ChoiceState(0)]))
+
+    def took(event: Event) -> float:
+        begin = time.process_time()
+        scheduler.handle([event], 0.0)
+        return time.process_time() - begin
+
+    scheduler.handle([Arrived(GATEWAY, GatewayHello(PROTOCOL)), *map(hello, range(workers))], 0.0)
+    scheduler.handle(map(submit, range(workers + waiting)), 0.0)
+    last = hello(workers)
+    times = [(took(last), took(Lost(last.peer))) for _ in range(20)]
+    joins, losses = zip(*times, strict=True)
+    return median(joins), median(losses)
+
+
 def main() -> None:
-    """Print a line for each size of a batch."""
+    """Print a line for each size of a batch, or what it costs that workers come and go."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, help="measure a join and a loss beside so many")
     parser.add_argument("--sequences", default="1,8,32,64,256,1000", help="sizes of the batch")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--case", choices=CASES, default="decode")
     options = parser.parse_args()
+    if options.workers is not None:
+        join, loss = membership(options.workers, waiting=10_000)
+        print(f"10,000 wait: a join takes {1e3 * join:.2f} ms, a loss {1e3 * loss:.2f} ms")
+        return
     print(CASES[options.case].text)
     print("| sequences | decide, us | encode, us | us a sequence | plan, bytes a sequence |")
     print("| --- | --- | --- | --- | --- |")
