@@ -66,6 +66,10 @@ class GgufTensor:
             return None
         return GgufTensor(self.kind, self.shape[1:], self.data[number])
 
+    def as_row(self) -> "GgufTensor":
+        """The only row of a matrix, which files hold as a vector."""
+        return GgufTensor(self.kind, (1, *self.shape), self.data[None])
+
 
 @dataclass(frozen=True)
 class GgufFile:

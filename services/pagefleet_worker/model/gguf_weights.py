@@ -1,6 +1,6 @@
 """Weights in a GGUF file (ggml, docs/gguf.md), dequantized as they are copied, or as they are.
 
-GGUF stores the query and key rows of the `llama` architecture in the order of the original rotary
+GGUF stores the query and key rows of Llama and its like in the order of the original rotary
 embedding, which turns neighbouring dimensions (2i, 2i + 1) of a head; the decoder's turns
 (i, i + D/2), so those rows are put back.
 """
@@ -36,6 +36,9 @@ _READABLE = ("F32", "F16", "BF16", *_GROUPED, *K_QUANTS, *_RARE)
 
 _ARCHITECTURES = {name: architecture for architecture, name in MODEL_ARCH_NAMES.items()}
 
+_INTERLEAVED = ("llama", "smollm3", "granite")
+"""Architectures whose queries and keys are in the order of the original rotary embedding."""
+
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 """Which expert a matrix is of: those of a layer are one tensor."""
 
@@ -56,9 +59,8 @@ class GgufSource:
         if architecture not in _ARCHITECTURES:
             raise ModelError(f"The GGUF architecture {architecture!r} is unknown.")
         self._names = get_tensor_name_map(_ARCHITECTURES[architecture], config.layers)
-        self._interleaved = (
-            {"q_proj": config.heads, "k_proj": config.kv_heads} if architecture == "llama" else {}
-        )
+        heads = {"q_proj": config.heads, "k_proj": config.kv_heads}
+        self._interleaved = heads if architecture in _INTERLEAVED else {}
 
     def copy(self, name: str, target: Tensor, cuts: Sequence[Cut]) -> None:
         """Fill `target` from the tensor of this name in Hugging Face's terms; see `Source`."""
@@ -90,6 +92,8 @@ class GgufSource:
             tensor = tensor.part(int(expert[1]))
         if tensor is None:
             raise ModelError(f"The weights lack the tensor {name!r} that the config asks for.")
+        if tuple(shape) == (1, *tensor.shape):
+            tensor = tensor.as_row()
         _check(stored, tensor, shape)
         return tensor
 

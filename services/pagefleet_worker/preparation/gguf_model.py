@@ -15,32 +15,56 @@ from tokenizers.models import BPE
 
 from pagefleet.manifest import Weights
 from pagefleet_worker.checkpoints.gguf_file import GgufTensor, read_gguf
+from pagefleet_worker.model.families import FULL, SLIDING
 from pagefleet_worker.model_files import ModelError, ModelFiles
 from pagefleet_worker.preparation.gguf_tokenizer import gguf_tokenizer
 from pagefleet_worker.preparation.gguf_vocabulary import gguf_vocabulary
 
-_MODEL_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
+_MODEL_TYPES = {
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "phi3": "phi3",
+    "olmo2": "olmo2",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
 }
-_MODEL_TYPES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
-"""Of architectures that Hugging Face calls otherwise."""
+"""What Hugging Face calls an architecture. A llama with experts is a Mixtral, and an olmo2 with
+windows is an OLMo 3.
+"""
 
 _OPTIONAL = {
     "attention.sliding_window": "sliding_window",
-    "attention.sliding_window_pattern": "sliding_window_pattern",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base_swa": "rope_local_base_freq",
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
 }
 """Keys under the architecture's name, and the fields that they are."""
+
+_SCALINGS = {
+    "linear": {"factor": "factor"},
+    "yarn": {
+        "factor": "factor",
+        "original_context_length": "original_max_position_embeddings",
+        "yarn_attn_factor": "attention_factor",
+        "yarn_beta_fast": "beta_fast",
+        "yarn_beta_slow": "beta_slow",
+    },
+}
+"""Keys of `rope.scaling`, and the fields that they are, of each type."""
+
+_NEUTRAL = {"attn_factor": 1.0, "yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}
+"""Keys of `rope.scaling` of which only these values are known."""
 
 _LARGEST_GEMMAS = {("gemma2", 46), ("gemma3", 62)}
 """Architecture and layers of those that scale scores by another size than that of a head, which no
@@ -88,10 +112,10 @@ def _pooling(metadata: dict[str, Any]) -> int:
 
 def _config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[str, Any]:
     architecture = metadata.get("general.architecture")
-    if architecture not in _MODEL_CLASSES:
+    if architecture not in _MODEL_TYPES:
         raise ModelError(
             f"The GGUF architecture {architecture!r} is not supported; these are: "
-            f"{', '.join(_MODEL_CLASSES)}."
+            f"{', '.join(_MODEL_TYPES)}."
         )
 
     def value(key: str, default: Any = None) -> Any:
@@ -103,8 +127,7 @@ def _config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[st
     heads = value("attention.head_count")
     hidden_size = value("embedding_length")
     config = {
-        "architectures": [_MODEL_CLASSES[architecture]],
-        "model_type": _MODEL_TYPES.get(architecture, architecture),
+        "model_type": _MODEL_TYPES[architecture],
         "hidden_size": hidden_size,
         "intermediate_size": value("feed_forward_length"),
         "num_hidden_layers": value("block_count"),
@@ -116,20 +139,20 @@ def _config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[st
         "rope_theta": value("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in tensors,
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
     }
-    if value("expert_count", 0):
-        config |= _experts(config, value)
     for key, field in _OPTIONAL.items():
         if f"{architecture}.{key}" in metadata:
             config[field] = value(key)
-    if architecture == "mistral":
-        config.setdefault("sliding_window", None)
-    if architecture in ("gemma2", "gemma3"):
-        largest = (architecture, config["num_hidden_layers"]) in _LARGEST_GEMMAS
-        config["query_pre_attn_scalar"] = hidden_size / heads if largest else config["head_dim"]
+    config |= _layer_types(value("attention.sliding_window_pattern", []))
+    if value("expert_count", 0):
+        config |= _experts(config, value)
+    if architecture == "granite" and not value("rope.scaling.finetuned", True):
+        raise ModelError("A Granite without rotary embedding is not supported.")
+    config |= _unsaid(architecture, config)
     turned = value("rope.dimension_count", config["head_dim"])
     if turned != config["head_dim"]:
         config["partial_rotary_factor"] = turned / config["head_dim"]
@@ -138,18 +161,45 @@ def _config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[st
     return config
 
 
+def _layer_types(pattern: int | list[bool]) -> dict[str, Any]:
+    """Which layers have windows: of so many all but the last, or each by itself."""
+    if isinstance(pattern, int):
+        return {"sliding_window_pattern": pattern}
+    return {"layer_types": [SLIDING if slides else FULL for slides in pattern]} if pattern else {}
+
+
 def _experts(config: dict[str, Any], value: Callable[..., Any]) -> dict[str, Any]:
-    """What differs in a model with experts. llama.cpp makes the weights of all that are read here
-    sum up to 1, and calls Mixtral a llama.
+    """What differs in a model with experts. llama.cpp makes the weights of those of a token sum up
+    to 1, but not in a Qwen2-MoE.
     """
-    mixtral = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    model_type, inner_size = config["model_type"], config["intermediate_size"]
+    shared = inner_size if model_type == "qwen2_moe" else 0
     return {
-        **(mixtral if config["model_type"] == "llama" else {}),
+        "model_type": "mixtral" if model_type == "llama" else model_type,
         "num_local_experts": value("expert_count"),
         "num_experts_per_tok": value("expert_used_count"),
-        "moe_intermediate_size": value("expert_feed_forward_length", config["intermediate_size"]),
-        "norm_topk_prob": True,
+        "moe_intermediate_size": value("expert_feed_forward_length", inner_size),
+        "shared_expert_intermediate_size": value("expert_shared_feed_forward_length", shared),
+        "norm_topk_prob": model_type != "qwen2_moe",
     }
+
+
+def _unsaid(architecture: str, config: dict[str, Any]) -> dict[str, Any]:
+    """What no key says of an architecture's models, and what holds where one is missing."""
+    head_dim, layers = config["head_dim"], config["num_hidden_layers"]
+    match architecture:
+        case "mistral":
+            return {"sliding_window": config.get("sliding_window")}
+        case "gemma2" | "gemma3":
+            largest = (architecture, layers) in _LARGEST_GEMMAS
+            scaled = config["hidden_size"] / config["num_attention_heads"] if largest else head_dim
+            return {"query_pre_attn_scalar": scaled}
+        case "granite":
+            return {"attention_multiplier": config.get("attention_multiplier") or head_dim**-0.5}
+        case "olmo2" if config.get("sliding_window"):
+            theta = config.get("rope_local_base_freq", config["rope_theta"])
+            return {"model_type": "olmo3", "rope_local_base_freq": theta}
+    return {}
 
 
 def _rope_scaling(
@@ -178,24 +228,17 @@ def _rope_scaling(
 def _metadata_rope_scaling(architecture: str, metadata: dict[str, Any]) -> dict[str, Any] | None:
     prefix = f"{architecture}.rope.scaling."
     said = {key[len(prefix) :]: v for key, v in metadata.items() if key.startswith(prefix)}
-    kind = said.get("type", "none")
+    kind = said.get("type", "linear" if "factor" in said else "none")
     if kind == "none":
         return None
-    if kind not in ("linear", "yarn") or "factor" not in said:
+    strange = any(said.get(key, neutral) != neutral for key, neutral in _NEUTRAL.items())
+    if kind not in _SCALINGS or "factor" not in said or strange:
         raise ModelError(
             f"The GGUF metadata asks for rope scaling {kind!r} with {said}; only linear and yarn, "
             "with a factor, are supported."
         )
-    names = {"factor": "factor"}
-    if kind == "yarn":
-        names |= {
-            "original_context_length": "original_max_position_embeddings",
-            "attn_factor": "attention_factor",
-            "yarn_beta_fast": "beta_fast",
-            "yarn_beta_slow": "beta_slow",
-        }
-    scaling = {hf: said[gguf] for gguf, hf in names.items() if gguf in said}
-    return {"rope_type": kind, **scaling}
+    fields = _SCALINGS[kind]
+    return {"rope_type": kind, **{fields[key]: v for key, v in said.items() if key in fields}}
 
 
 def _llama3_rope_scaling(factors: Any, config: dict[str, Any]) -> dict[str, Any]:

@@ -24,14 +24,28 @@ from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.preparation.gguf_sentencepiece import sentencepiece_bpe
 from pagefleet_worker.preparation.gguf_vocabulary import INSTEAD, GgufVocabulary, TokenType
 
+_CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+
 
 def _words(digits: str) -> pre_tokenizers.PreTokenizer:
-    """The cut of Llama 3's and Qwen2's tokenizer.json, which differ in how they take digits."""
-    pattern = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-        + digits
-        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    """The cut of GPT-4, which Llama 3 and Qwen2 took over; they differ in how they take digits."""
+    return _split(
+        rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
+
+
+def _cased_words() -> pre_tokenizers.PreTokenizer:
+    """The cut of GPT-4o, which Phi-4-mini has: a word ends before a capital letter too."""
+    before, upper, lower = r"[^\r\n\p{L}\p{N}]?", r"\p{Lu}\p{Lt}", r"\p{Ll}"
+    upper, lower = (rf"[{case}\p{{Lm}}\p{{Lo}}\p{{M}}]" for case in (upper, lower))
+    return _split(
+        rf"{before}{upper}*{lower}+{_CONTRACTION}?|{before}{upper}+{lower}*{_CONTRACTION}?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
@@ -62,7 +76,11 @@ class _Rule:
 _RULES = {
     "gpt-2": _Rule(lambda: pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)),
     "smollm": _Rule(_single_digits),
+    "refact": _Rule(_single_digits),
     "llama-bpe": _Rule(lambda: _words(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True),
+    "smaug-bpe": _Rule(lambda: _words(r"\p{N}{1,3}"), ignore_merges=True),
+    "dbrx": _Rule(lambda: _words(r"\p{N}{1,3}")),
+    "gpt-4o": _Rule(_cased_words),
     "qwen2": _Rule(lambda: _words(r"\p{N}"), normalizer=normalizers.NFC),
 }
 

@@ -23,9 +23,9 @@ from pagefleet_worker.prepare import prepare
 from pagefleet_worker.sampling.draw import NO_TOKEN
 from pagefleet_worker.step.engine import TorchEngine
 from tests.driver import Driver, Stream
+from tests.gguf_models import write_gguf
 from tests.gpu_twin import Recorder, as_on_gpu
 from tests.models import COUSINS, VARIANTS, VOCAB_SIZE, make_model
-from tests.unit.worker.test_weights import write_gguf
 
 SETTINGS = WorkerSettings(num_blocks=200, max_num_seqs=32, device="cpu", dtype="float32")
 

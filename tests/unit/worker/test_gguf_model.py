@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import regex
 from gguf import GGUFWriter, TokenType
 from tokenizers import Tokenizer
 
@@ -77,7 +78,7 @@ def test_the_config_in_hugging_faces_terms(tmp_path, architecture):
     )
     config = gguf_model(path, "m").config
     loaded = AutoConfig.for_model(**config)
-    assert loaded.architectures[0].lower() == f"{architecture}forcausallm"
+    assert loaded.model_type == {"gemma3": "gemma3_text"}.get(architecture, architecture)
     assert (loaded.hidden_size, loaded.intermediate_size, loaded.num_hidden_layers) == (32, 48, 2)
     assert (loaded.num_attention_heads, loaded.num_key_value_heads, loaded.head_dim) == (4, 2, 16)
     ropes = loaded.rope_parameters
@@ -175,15 +176,37 @@ def test_a_tokenizer_of_another_kind_is_replaced(tmp_path):
     assert tokenizer.encode("hello").tokens == ["he", "ll", "o"]
 
 
+YARN = {
+    "llama__rope__scaling__type": "yarn",
+    "llama__rope__scaling__factor": 4.0,
+    "llama__rope__scaling__original_context_length": 64,
+    "llama__rope__scaling__attn_factor": 1.0,
+    "llama__rope__scaling__yarn_attn_factor": 1.25,
+}
+
+
 def test_yarn_scaling_is_kept(tmp_path):
-    scaling = {
-        "llama__rope__scaling__type": "yarn",
-        "llama__rope__scaling__factor": 4.0,
-        "llama__rope__scaling__original_context_length": 64,
-    }
-    config = gguf_model(gguf_file(tmp_path / "m.gguf", **scaling), "m").config
+    config = gguf_model(gguf_file(tmp_path / "m.gguf", **YARN), "m").config
     expected = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    assert config["rope_scaling"] == expected
+    assert config["rope_scaling"] == expected | {"attention_factor": 1.25}
+
+
+def test_a_factor_alone_is_linear_scaling(tmp_path):
+    """As llama.cpp reads it; by its type a file may ask for none in spite of a factor."""
+    scaling = {"llama__rope__scaling__factor": 4.0}
+    config = gguf_model(gguf_file(tmp_path / "m.gguf", **scaling), "m").config
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    scaling["llama__rope__scaling__type"] = "none"
+    assert "rope_scaling" not in gguf_model(gguf_file(tmp_path / "n.gguf", **scaling), "n").config
+
+
+def test_olmo3_is_an_olmo2_with_windows(tmp_path):
+    path = gguf_file(tmp_path / "m.gguf", "olmo2", olmo2__attention__sliding_window=24)
+    config = parse_config(gguf_model(path, "m").config)
+    assert (config.architecture, config.windows) == ("olmo3", (24, 24))
+    assert [rope.rope_theta for rope in config.ropes] == [500000.0] * 2
+    path = gguf_file(tmp_path / "n.gguf", "olmo2")
+    assert parse_config(gguf_model(path, "n").config).architecture == "olmo2"
 
 
 def test_llama3_scaling_is_recovered_from_its_factors(tmp_path):
@@ -220,6 +243,12 @@ def test_llama3_scaling_is_recovered_from_its_factors(tmp_path):
         ({"architecture": "mamba"}, "architecture 'mamba' is not supported"),
         ({"pre": "default"}, "pre-tokenizer 'default' is not known"),
         ({"llama__rope__scaling__type": "longrope"}, "rope scaling 'longrope'"),
+        ({**YARN, "llama__rope__scaling__attn_factor": 1.5}, "rope scaling 'yarn'"),
+        ({**YARN, "llama__rope__scaling__yarn_log_multiplier": 0.1}, "rope scaling 'yarn'"),
+        (
+            {"architecture": "granite", "granite__rope__scaling__finetuned": False},
+            "Granite without rotary embedding",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_said(tmp_path, options, reason):
@@ -240,6 +269,7 @@ def random_texts(count: int = 200) -> list[str]:
     rng = random.Random(seed)
     parts = ["the", " the", "hello", "1", "123", "1234", "'s", "'S", "é", "e\u0301", "中", "😀"]
     parts += ["\n", " ", "  ", "\t", "\r\n", "!?", "<tool>", "</s>", "</s", "½", "\u00a0", "_"]
+    parts += ["iPhone", "HTTPServer", "I'LL", "//", "ǅ", "ʰ", "\u0301"]
     return ["".join(rng.choices(parts, k=12)) for _ in range(count)]
 
 
@@ -272,6 +302,43 @@ def test_gpt2s_cut_is_transformers(tmp_path):
     theirs.add_tokens(["<tool>"])
     for text in random_texts():
         assert ours.encode(text).ids == theirs(text)["input_ids"]
+
+
+GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT_4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT_4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@pytest.mark.parametrize(
+    ("pre", "pattern"),
+    [
+        ("gpt-2", GPT_2),
+        ("refact", GPT_2),
+        ("smollm", GPT_2),
+        ("llama-bpe", GPT_4),
+        ("smaug-bpe", GPT_4),
+        ("dbrx", GPT_4),
+        ("gpt-4o", GPT_4O),
+        ("qwen2", GPT_4.replace("{1,3}", "")),
+    ],
+)
+def test_texts_are_cut_by_the_pattern_that_a_name_stands_for(tmp_path, pre, pattern):
+    tokenizer = gguf_model(gguf_file(tmp_path / "m.gguf", pre=pre), "m").tokenizer
+    letters = [CHARACTER_OF_BYTE[octet] for octet in range(256)]
+    for text in random_texts():
+        found = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+        parts = regex.split(r"(\p{N})", text) if pre in ("refact", "smollm") else [text]
+        expected = [each for part in parts for each in regex.findall(pattern, part)]
+        assert found == ["".join(letters[octet] for octet in each.encode()) for each in expected]
 
 
 def test_llama3s_cut_and_its_bos(tmp_path):

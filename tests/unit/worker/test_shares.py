@@ -15,7 +15,8 @@ from pagefleet_worker.model.config import DecoderConfig, load_config
 from pagefleet_worker.model.shares import Share
 from pagefleet_worker.model.weights import LayerWeights, load_weights
 from pagefleet_worker.model_files import ModelError
-from tests.unit.worker.test_weights import CPU, files_of, write_gguf
+from tests.gguf_models import write_gguf
+from tests.unit.worker.test_weights import CPU, files_of
 
 Prepared = Callable[[str], Path]
 
