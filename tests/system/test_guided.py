@@ -75,6 +75,29 @@ def test_the_sdk_streams_a_required_call(client: openai.OpenAI) -> None:
     assert whole.choices[0].message.tool_calls[0].function == call.function
 
 
+@pytest.mark.parametrize("begin", ["{", "<"])
+def test_an_answer_has_the_form_that_is_asked_for_or_calls_a_tool(
+    client: openai.OpenAI, begin: str
+) -> None:
+    answer = client.chat.completions.parse(
+        model="echo",
+        messages=MESSAGES,
+        response_format=Person,
+        tools=[openai.pydantic_function_tool(Weather)],
+        logit_bias={str(ord(begin)): 50},
+        n=3,
+        seed=2,
+    )
+    for message in (choice.message for choice in answer.choices):
+        if begin == "{":
+            assert isinstance(message.parsed, Person)
+            continue
+        assert message.content is None
+        assert message.tool_calls
+        for call in message.tool_calls:
+            assert isinstance(call.function.parsed_arguments, Weather)
+
+
 def test_a_guided_stream_outlives_the_other_services(
     serving: Serving, client: openai.OpenAI
 ) -> None:
