@@ -57,6 +57,20 @@ def tools():
     assert json.loads(call.function.arguments)["country"] in ("France", "Spain")
 
 
+def other_providers():
+    """It speaks to vLLM with fields of its own, and to Anthropic by the Messages API."""
+    name, said = sys.argv[2], completion().choices[0].message.content
+    thinking = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "reasoning_effort": "low"}
+    anthropic = {"model": f"anthropic/{name}", "api_base": sys.argv[1]}
+    for fields in ({"model": f"hosted_vllm/{name}"} | thinking, anthropic):
+        assert completion(**fields).choices[0].message.content == said
+        rebuilt = litellm.stream_chunk_builder(list(completion(**fields, stream=True)))
+        assert rebuilt.choices[0].message.content == said
+        called = completion(**fields, tools=[TOOL], tool_choice="required", max_tokens=200)
+        (call, *_) = called.choices[0].message.tool_calls
+        assert json.loads(call.function.arguments)["country"] in ("France", "Spain")
+
+
 def together():
     async def ask():
         fields = {"model": MODEL, "messages": QUESTION, **ASKED}
@@ -86,6 +100,9 @@ def errors():
         raise AssertionError(f"{fields} raised no {kind.__name__}")
 
 
-for check in (chat, several_choices, text, structured, tools, together, embeddings, errors):
+for check in (
+    *(chat, several_choices, text, structured, tools),
+    *(other_providers, together, embeddings, errors),
+):
     check()
     print(f"{check.__name__} passed")

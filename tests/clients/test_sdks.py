@@ -22,7 +22,7 @@ def test_sdk_of_npm(server: Serving, client: str, checks: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("client", "checks"), [("litellm", 8), ("langchain", 9), ("agents", 5), ("anthropic", 12)]
+    ("client", "checks"), [("litellm", 9), ("langchain", 9), ("agents", 5), ("anthropic", 12)]
 )
 def test_sdk_of_python(
     run_client: Callable[..., str], server: Serving, client: str, checks: int
