@@ -8,6 +8,7 @@ first event, becomes one packet.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 MOST_PENDING: Final = 64 * 1024
@@ -16,12 +17,21 @@ is told to pause."""
 
 
 class CoalescingTransport(asyncio.Transport):
-    """A connection whose writes are put off; `transport` is the one that sends."""
+    """A connection whose writes are put off; `transport` is the one that sends.
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    on_close: called when it is to be closed as soon as everything is sent.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
         self._transport = transport
         self._loop = loop
+        self._on_close = on_close
         self._pending = bytearray()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -34,13 +44,20 @@ class CoalescingTransport(asyncio.Transport):
 
     def close(self) -> None:
         """Send what is pending, and close."""
+        if self.is_closing():
+            return
         self._flush()
+        self._on_close()
         self._transport.close()
 
     def abort(self) -> None:
         """Close at once; what is pending is lost."""
         self._pending.clear()
         self._transport.abort()
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        return len(self._pending) + self._transport.get_write_buffer_size()
 
     def is_closing(self) -> bool:
         """See asyncio."""

@@ -2,15 +2,21 @@
 
 uvicorn waits for ever for a header, and for a client to read its answer. Here a header has
 `HEADER_SECONDS` to be whole, a connection is idle for `IDLE_SECONDS` at most, and one that takes
-nothing of its answer for `STUCK_SECONDS` is cut. Beyond the limit on connections, one more is
-answered with a 503 at once. A request that was answered before it was whole, because of its size,
-its key or its slowness, has `HEADER_SECONDS` to end, however little of it comes at a time.
+nothing of its answer for `STUCK_SECONDS` is cut, whether more is to come or it is being closed.
+Beyond the limit on connections, one more is answered with a 503 at once. A request that was
+answered before it was whole, because of its size, its key or its slowness, has `HEADER_SECONDS` to
+end, however little of it comes at a time.
+
+Of what a client does not read, `UNSENT_BYTES` wait in the kernel, which would take megabytes, and
+`UNREAD_BYTES` here; then its stream pauses. The kernel asks for more when half of its share is
+gone: whoever reads less than that in `STUCK_SECONDS` takes nothing.
 
 What is refused here is so before it is known which page asks for which route. It tells nothing of
 anybody, so that any page can read it where any page may ask at all, and has OpenAI's form.
 """
 
 import asyncio
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
@@ -25,6 +31,8 @@ HEADER_SECONDS: Final = 10.0
 IDLE_SECONDS: Final = 10
 STUCK_SECONDS: Final = 60.0
 HEADER_BYTES: Final = 64 * 1024
+UNREAD_BYTES: Final = 64 * 1024
+UNSENT_BYTES: Final = 32 * 1024
 
 CLOSE: Final = (b"connection", b"close")
 """The header of an answer with which its connection ends."""
@@ -42,6 +50,8 @@ class GuardedProtocol(H11Protocol):
     stuck_seconds: ClassVar[float] = STUCK_SECONDS
     _header_alarm: asyncio.TimerHandle | None = None
     _stuck_alarm: asyncio.TimerHandle | None = None
+    _untaken = 0
+    """Bytes that the kernel had not taken when the alarm was set."""
 
     @classmethod
     def limited(cls, max_connections: int, allowed_origins: str | None) -> "type[GuardedProtocol]":
@@ -52,7 +62,12 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected: its first header is due."""
-        super().connection_made(CoalescingTransport(transport, self.loop))
+        transport.set_write_buffer_limits(UNREAD_BYTES)
+        sock = transport.get_extra_info("socket")
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        coalescing = CoalescingTransport(transport, self.loop, self._watch_reader)
+        super().connection_made(coalescing)
         if len(self.connections) > self.max_connections:
             self._refuse(unavailable("Too many connections are open.", "too_many_connections"))
         self._watch_header()
@@ -65,6 +80,7 @@ class GuardedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is no more."""
         self._rest()
+        self._stop_watching()
         super().connection_lost(exc)
         self.resume_writing()
 
@@ -79,15 +95,13 @@ class GuardedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """The client does not take what was sent."""
         super().pause_writing()
-        if self._stuck_alarm is None:
-            self._stuck_alarm = self.loop.call_later(self.stuck_seconds, self.transport.abort)
+        self._watch_reader()
 
     def resume_writing(self) -> None:
         """It does again."""
         super().resume_writing()
-        if self._stuck_alarm is not None:
-            self._stuck_alarm.cancel()
-            self._stuck_alarm = None
+        if not self.transport.is_closing():
+            self._stop_watching()
 
     def on_response_complete(self) -> None:
         """An answer is whole; its request, if it is not, has as long as a header."""
@@ -98,6 +112,23 @@ class GuardedProtocol(H11Protocol):
     def _end_unless_read(self, cycle: object) -> None:
         if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
             self.transport.close()
+
+    def _watch_reader(self) -> None:
+        if self._stuck_alarm is None:
+            self._untaken = self.transport.get_write_buffer_size()
+            self._stuck_alarm = self.loop.call_later(self.stuck_seconds, self._look_at_reader)
+
+    def _look_at_reader(self) -> None:
+        self._stuck_alarm = None
+        if self.transport.get_write_buffer_size() < self._untaken:
+            self._watch_reader()
+        else:
+            self.transport.abort()
+
+    def _stop_watching(self) -> None:
+        if self._stuck_alarm is not None:
+            self._stuck_alarm.cancel()
+            self._stuck_alarm = None
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP, or too much of it; called while its error is handled."""

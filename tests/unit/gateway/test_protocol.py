@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from pagefleet_gateway.http.protocol import GuardedProtocol
+from pagefleet_gateway.http.protocol import UNREAD_BYTES, UNSENT_BYTES, GuardedProtocol
 
 
 class Hasty(GuardedProtocol):
@@ -180,6 +181,74 @@ def test_a_client_that_takes_nothing_is_cut() -> None:
 
     taken = asyncio.run(read())
     assert taken.startswith(b"HTTP/1.1 200 OK")
+
+
+@asynccontextmanager
+async def reading_little(address: tuple[str, int]) -> AsyncIterator[socket.socket]:
+    """A client that has asked, and has room for little; what it does not read waits elsewhere."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, address)
+        await loop.sock_sendall(sock, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        yield sock
+
+
+def sending(body: bytes) -> Any:
+    async def send_at_once(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    return send_at_once
+
+
+def test_little_waits_for_a_client_that_takes_nothing() -> None:
+    sent = 0
+
+    async def talkative(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal sent
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while sent < 10**7:
+            await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
+            sent += 1000
+            await asyncio.sleep(0)
+
+    async def ask() -> None:
+        async with serving(talkative, Patient) as address, reading_little(address):
+            await asyncio.sleep(0.15)
+
+    asyncio.run(ask())
+    assert sent < 2 * (UNREAD_BYTES + UNSENT_BYTES)
+
+
+def test_a_client_that_leaves_the_end_of_its_answer_is_cut() -> None:
+    cut = asyncio.Event()
+
+    class Told(Hasty):
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            cut.set()
+
+    async def ask() -> None:
+        body = b"x" * (UNREAD_BYTES + UNSENT_BYTES // 2)
+        async with serving(sending(body), Told) as address, reading_little(address):
+            async with asyncio.timeout(5):
+                await cut.wait()
+
+    asyncio.run(ask())
+
+
+def test_a_client_that_reads_a_long_answer_slowly_gets_all_of_it() -> None:
+    async def read() -> int:
+        loop, taken = asyncio.get_running_loop(), 0
+        async with serving(sending(b"x" * 10**6)) as address, reading_little(address) as sock:
+            while part := await loop.sock_recv(sock, 50_000):
+                taken += len(part)
+                await asyncio.sleep(len(part) / 10**6)
+        return taken
+
+    assert asyncio.run(read()) > 10**6
 
 
 def test_a_request_that_was_answered_does_not_trickle_on() -> None:
