@@ -36,7 +36,7 @@ from pagefleet_gateway.requests.generation import (
     resumed,
     ticket_of,
 )
-from pagefleet_gateway.resume import MOST_CHOICES, read_event_id
+from pagefleet_gateway.resume import MOST_CHOICES, Ticket, read_event_id
 from pagefleet_gateway.telemetry.metrics import RequestTimer
 
 _Headers = list[tuple[bytes, bytes]]
@@ -99,7 +99,7 @@ class GenerationRoute(PostRoute):
         gateway, model, whose = self._gateway, self._gateway.model, record.tenant.digest or b""
         name = (last_event_id or b"").decode("latin-1")  # some clients send an empty one at first
         begun = read_event_id(name, gateway.resume_secret, content, whose) if name else None
-        limits = self._limits(record, begun[0].context if begun else 0)
+        limits = self._limits(record, begun[0] if begun else None)
         generation = self._understand(content, model, limits)
         record.tenant.check_priority(generation.body.priority or 0)
         record.prompt_tokens = sum(map(len, generation.prompts))
@@ -115,9 +115,10 @@ class GenerationRoute(PostRoute):
         ticket = ticket_of(generation, model, whose, context)
         return answer, ticket.sign(gateway.resume_secret, content)
 
-    def _limits(self, record: Record, context: int) -> Limits:
-        """What holds for a request; `context`: the one that it began in, unless it is 0."""
+    def _limits(self, record: Record, ticket: Ticket | None) -> Limits:
+        """What holds for a request, or held when its stream began with a ticket."""
         settings, now = self._gateway.settings, self._gateway.context
+        context = ticket.context if ticket else 0
         certain = bool(context) or self._gateway.client.link.longest is not None
         return Limits(
             context or now.tokens,
@@ -128,6 +129,7 @@ class GenerationRoute(PostRoute):
             settings.strict_openai,
             now.bound,
             certain,
+            ticket.created if ticket else int(time.time()),
         )
 
 

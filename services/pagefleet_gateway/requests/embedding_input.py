@@ -51,6 +51,7 @@ def understand_embedding(content: bytes, model: ServedModel, limits: Limits) -> 
         echo=None,
         ignored=parsed.ignored,
         strict=limits.strict,
+        created=limits.created,
         embedding=EmbeddingForm(asked.encoding_format == "base64", asked.dimensions),
     )
 

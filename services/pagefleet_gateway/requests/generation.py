@@ -51,6 +51,8 @@ class Limits:
     """What makes `max_model_len` less than the model's own, in words."""
     certain: bool = True
     """Whether `max_model_len` is no more than what workers hold."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Unix time of the answer's beginning, which a chat template may tell."""
 
     def room(self, answer: int) -> int:
         """Tokens of a prompt that is cut to leave so many for its answer.
@@ -97,7 +99,7 @@ class Generation:
     """See `Limits`."""
     shrinks: bool = False
     """Nobody asked for its length: it is as long as what fits."""
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int
     """Unix time of its beginning."""
     had: Mapping[int, Had] = field(default_factory=dict)
     """What the client of a resumed stream has of each choice; empty if it begins."""

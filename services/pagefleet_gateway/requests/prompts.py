@@ -1,6 +1,7 @@
 """Prompts of all forms as token ids. Tokenizing takes time: not for the event loop."""
 
 import sys
+import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Final
@@ -100,10 +101,12 @@ def chat_prompt(
     model: ServedModel,
     tools: list[dict[str, Any]] | None = None,
     field: str = "messages",
+    now: float | None = None,
 ) -> list[int]:
     """The ids of the conversation, rendered by the model's template, which is shown `tools`.
 
-    field: where the route has its messages. Raises ApiError, 400 that names the field.
+    field: where the route has its messages. now: the Unix time that the template may tell, if it is
+    not the present. Raises ApiError, 400 that names the field.
     """
     if body.continue_final_message and body.add_generation_prompt:
         raise bad_request(
@@ -136,6 +139,7 @@ def chat_prompt(
         "tools": tools,
         "add_generation_prompt": not body.continue_final_message
         and body.add_generation_prompt is not False,
+        "strftime_now": time.time() if now is None else now,
     }
     try:
         return model.encode_chat(conversation, bool(body.continue_final_message))
@@ -146,7 +150,12 @@ def chat_prompt(
 
 
 def newest_turns(
-    body: ChatBody, model: ServedModel, tools: list[dict[str, Any]] | None, field: str, room: int
+    body: ChatBody,
+    model: ServedModel,
+    tools: list[dict[str, Any]] | None,
+    field: str,
+    now: float,
+    room: int,
 ) -> list[int]:
     """As `chat_prompt`, without the first turns: as few are left out as must be for `room` tokens.
 
@@ -158,7 +167,7 @@ def newest_turns(
 
     def prompt(begin: int) -> list[int]:
         shortened = structs.replace(body, messages=[*opening, *body.messages[begin:]])
-        return chat_prompt(shortened, model, tools, field)
+        return chat_prompt(shortened, model, tools, field, now)
 
     def length(begin: int) -> int:
         try:

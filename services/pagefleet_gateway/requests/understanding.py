@@ -105,6 +105,7 @@ def understand_completion(content: bytes, model: ServedModel, limits: Limits) ->
         echo=echo,
         ignored=parsed.ignored,
         strict=limits.strict,
+        created=limits.created,
         shrinks=body.max_tokens is None,
     )
 
@@ -198,6 +199,7 @@ def understand_conversation(
         echo=[continued(body)] if body.echo else None,
         ignored=_ignored(conversation, model),
         strict=limits.strict,
+        created=limits.created,
         shrinks=asked is None,
         asked=conversation.asked,
         message=_message(body, prompts[0], tools, model, structure),
@@ -238,11 +240,11 @@ def _unheeded(conversation: Conversation, model: ServedModel) -> list[str]:
 def _prompt(
     conversation: Conversation, tools: ToolUse, model: ServedModel, limits: Limits
 ) -> list[int]:
-    body, field = conversation.body, conversation.name("messages")
+    body, field, now = conversation.body, conversation.name("messages"), limits.created
     if not conversation.drops_oldest:
-        return chat_prompt(body, model, tools.shown, field)
+        return chat_prompt(body, model, tools.shown, field, now)
     answer = either(conversation.max_tokens, limits.max_model_len // ANSWER_SHARE)
-    return newest_turns(body, model, tools.shown, field, limits.room(answer))
+    return newest_turns(body, model, tools.shown, field, now, limits.room(answer))
 
 
 def answer_id(kind: Kind, body: GenerationBody, limits: Limits) -> str:

@@ -9,6 +9,7 @@ the `generation` block, loop controls, trimmed blocks) are transformers' documen
 """
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -110,9 +111,13 @@ class ChatTemplate:
     def render(self, conversation: Mapping[str, Any]) -> str:
         """The prompt of a conversation: `messages`, `tools`, `add_generation_prompt` and the like.
 
-        Raises ChatTemplateError with the template's own words where it refuses the conversation.
+        `strftime_now` among them is the Unix time that the function of this name tells; without it
+        that is the present. Raises ChatTemplateError with the template's own words where it refuses
+        the conversation.
         """
         variables = {"tools": None, "documents": None, **self._special_tokens, **conversation}
+        now = datetime.fromtimestamp(conversation.get("strftime_now", time.time()))
+        variables["strftime_now"] = now.strftime
         try:
             return self._template.render(variables)
         except _FAILURES as error:
@@ -136,7 +141,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
@@ -154,7 +158,3 @@ def _tojson(
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)

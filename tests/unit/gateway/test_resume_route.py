@@ -2,7 +2,9 @@
 
 import json
 import random
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -65,6 +67,19 @@ def hold(cell: Cell, tokens: int) -> None:
     cell.scheduler.longest = tokens
     models = f"{cell.url}/v1/models"
     wait_until(lambda: httpx.get(models).json()["data"][0]["max_model_len"] == tokens)
+
+
+def test_a_stream_goes_on_with_the_time_that_it_began_at(tmp_path: Path) -> None:
+    """Its prompt says what time it is."""
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}{{ strftime_now('%H:%M:%S') }}")
+    body = {"messages": [{"role": "user", "content": "now: "}], "max_tokens": 40}
+    model = prepare("echo", tmp_path)
+    with running_cell(model, tmp_path, f"--chat-template={template}") as cell:
+        whole = events(cell, body)
+        last, second = len(whole) // 2, said(whole)[1::-1]  # the prompt comes back to front
+        wait_until(lambda: time.strftime("%S") != second)
+        assert said(events(cell, body, whole[last][0])) == said(whole[last + 1 :])
 
 
 @pytest.mark.parametrize("fields", [{}, {"truncate_prompt_tokens": -1}, {"max_tokens": 20}])

@@ -1,3 +1,4 @@
+import random
 from datetime import datetime
 
 import pytest
@@ -39,6 +40,13 @@ def test_loops_can_be_left():
 
 def test_dates_are_todays():
     assert render("{{ strftime_now('%Y') }}") == str(datetime.now().year)
+
+
+def test_dates_are_those_of_the_time_that_it_is_told():
+    time, format = random.randrange(10**9), "%d %b %Y %H:%M:%S"
+    source = "{% macro now() %}{{ strftime_now('" + format + "') }}{% endmacro %}{{ now() }}"
+    rendered = ChatTemplate(source, {}).render(USER | {"strftime_now": time})
+    assert rendered == datetime.fromtimestamp(time).strftime(format)
 
 
 def test_tools_are_none_unless_given():
