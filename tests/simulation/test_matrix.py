@@ -259,11 +259,16 @@ def test_without_a_scheduler_there_is_one_clear_refusal() -> None:
     assert {each.text for each in refused} == {"No scheduler answers. Try again later."}
 
 
+def alone(*faults: Fault, window: int = 0, pace: float = 0.0) -> Scenario:
+    """One long request, in a cell with faults."""
+    submit = make_submit("r0", "greedy", random.Random(1), max_tokens=30)
+    wish = Wish(0.3, 0, msgspec.structs.replace(submit, window=window), pace=pace)
+    return replace(calm("greedy"), wishes=[wish], faults=list(faults))
+
+
 def gap(*faults: Fault, workers: int = 2) -> float:
     """The longest that a client waits between tokens, with faults in the middle of its stream."""
-    submit = make_submit("r0", "greedy", random.Random(1), max_tokens=30)
-    wish = Wish(0.3, 0, msgspec.structs.replace(submit, window=0))
-    cell = run(replace(calm("greedy"), wishes=[wish], workers=workers, faults=list(faults)))
+    cell = run(replace(alone(*faults), workers=workers))
     (client,) = cell.clients
     return max(later - earlier for earlier, later in pairwise(client.times))
 
@@ -320,12 +325,9 @@ def test_a_scheduler_that_was_stopped_holds_nobody_lost(seconds: float, form: st
 @pytest.mark.parametrize("seconds", [0.7, 2.0, 10.0])
 def test_a_scheduler_that_was_stopped_computes_nothing_again(seconds: float) -> None:
     """Of what has not ended by the time that the gateway can be reached again."""
-    submit = make_submit("r0", "greedy", random.Random(1), max_tokens=30)
-    wish = Wish(0.3, 0, msgspec.structs.replace(submit, window=0))
-    slow = replace(calm("greedy"), wishes=[wish], step_seconds=(0.05, 0.051))
     for nth in range(1, 11):
-        fault = Stop(Moment("Outputs", nth), SCHEDULER, seconds)
-        assert runs(run(replace(slow, faults=[fault]))) == 1
+        stopped = alone(Stop(Moment("Outputs", nth), SCHEDULER, seconds))
+        assert runs(run(replace(stopped, step_seconds=(0.05, 0.051)))) == 1
 
 
 def test_a_worker_that_computes_nothing_is_not_let_in_again() -> None:
@@ -334,10 +336,8 @@ def test_a_worker_that_computes_nothing_is_not_let_in_again() -> None:
 
 def test_a_client_that_leaves_is_forgotten_though_its_abort_is_lost() -> None:
     """Also if its stream waits for credit, so that no token comes that could be answered."""
-    submit = make_submit("r0", "greedy", random.Random(1), max_tokens=30)
-    wish = Wish(0.3, 0, msgspec.structs.replace(submit, window=2), pace=60.0)
     lost = Mangle(0.0, Mangling("drop", "Abort", chance=1.0, times=1), seconds=1.0)
-    cell = run(replace(calm("greedy"), wishes=[wish], faults=[lost, Leave(0.8, "r0", None)]))
+    cell = run(alone(lost, Leave(0.8, "r0", None), window=2, pace=60.0))
     assert cell.world.now < 1.3
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pagefleet.wire import Finish, pack_ints
+from pagefleet.wire import Finish, Submit, pack_ints
 from pagefleet_scheduler.queue import Room
 from tests.simulation.cell import Cell, Wish
-from tests.simulation.clients import FORMS, Client, make_submit
+from tests.simulation.clients import FORMS, LONGEST, Client, make_submit
 from tests.simulation.faults import Fault, Interrupt, Kill, Leave, Mangle, Stick, Stop
 from tests.simulation.network import SCHEDULER, Mangling, Moment
 from tests.simulation.parties import SchedulerProcess
@@ -69,6 +69,15 @@ def test_more_than_the_queue_holds_is_refused_at_once(lost: str | None) -> None:
     assert all(client.times[-1] < 0.4 for client in refused if lost is None)
 
 
+LACKING = 22
+"""Blocks by which the last worker is too small for `large`."""
+
+
+def large(form: str) -> Submit:
+    submit = make_submit("r0", form, random.Random(1), max_tokens=14)
+    return msgspec.structs.replace(submit, prompt=pack_ints(range(LONGEST - 14)))
+
+
 @pytest.mark.parametrize("form", ["seeded", "n2", "beam", "guided beam", "embedding"])
 @pytest.mark.parametrize("also", [[], [Kill(Moment("Result", 3), SCHEDULER, 0.3)]], ids=str)
 @pytest.mark.parametrize(("down", "refused"), [(20.0, False), (40.0, True)])
@@ -76,12 +85,10 @@ def test_what_only_a_lost_worker_can_hold_waits_for_it_for_a_while(
     down: float, refused: bool, also: list[Fault], form: str
 ) -> None:
     """Whoever schedules by then, and whatever came of it before; then it is told once why."""
-    large = make_submit("r0", form, random.Random(1), max_tokens=14)
-    large = msgspec.structs.replace(large, prompt=pack_ints(range(34)))
-    wish = Wish(1.5, 0, large, frozenset({"too_long"} if refused else ()))
+    wish = Wish(1.5, 0, large(form), frozenset({"too_long"} if refused else ()))
     others = [replace(wish, time=2.0) for wish in calm(form).wishes[1:]]
     faults = [Kill(Moment("Result", 3), "worker0", down), *also]
-    cell = run(replace(calm(form), wishes=[wish, *others], lacking=22, faults=faults))
+    cell = run(replace(calm(form), wishes=[wish, *others], lacking=LACKING, faults=faults))
     first, *rest = (client.rejected for client in cell.clients)
     assert rest == [None]
     assert (first is not None) == refused
@@ -91,11 +98,10 @@ def test_what_only_a_lost_worker_can_hold_waits_for_it_for_a_while(
 
 def test_a_new_request_waits_until_all_workers_of_a_new_scheduler_are_heard() -> None:
     """Though it fits none of those that were heard first."""
-    large = make_submit("r0", "seeded", random.Random(1), max_tokens=14)
-    large = msgspec.structs.replace(large, prompt=pack_ints(range(34)))
     late = Interrupt(2.0, "worker0", 0.6, inward=False, outward=True, mode="hold")
     restart: list[Fault] = [Kill(2.0, SCHEDULER, 0.1), late]
-    run(replace(calm("seeded"), wishes=[Wish(2.5, 0, large)], lacking=22, faults=restart))
+    wishes = [Wish(2.5, 0, large("seeded"))]
+    run(replace(calm("seeded"), wishes=wishes, lacking=LACKING, faults=restart))
 
 
 @pytest.mark.parametrize("form", FORMS)
