@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from pagefleet_kernels.quantized import GROUP
 
@@ -253,6 +254,45 @@ CHECKPOINTS = {
 }
 """By what they are called in tests. Where groups have 128 inputs, so must a
 multiple of them have the matrices of the model."""
+
+
+def mxfp4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The blocks and the scales of [experts, outputs, inputs]."""
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    groups = weight.unflatten(-1, (-1, GROUP))
+    exponents = (groups.abs().amax(-1) / 6).clamp(min=2**-20).log2().ceil()
+    scaled = groups / exponents.exp2().unsqueeze(-1)
+    codes = (scaled.abs().unsqueeze(-1) - values).abs().argmin(-1)
+    codes = torch.where(scaled < 0, codes + 8, codes).to(torch.uint8)
+    return codes[..., ::2] | codes[..., 1::2] << 4, (exponents + 127).to(torch.uint8)
+
+
+def write_mxfp4(source: Path, target: Path) -> Path:
+    """The model of gpt-oss' kind in `source`, with its experts in MXFP4, in `target`. See
+    `write_checkpoint`; what the numbers stand for is what transformers makes of them.
+    """
+    twin = target.with_name(f"{target.name}-widened")
+    for folder in (target, twin):
+        shutil.copytree(source, folder)
+    state = load_file(source / "model.safetensors")
+    meant, stored = dict(state), dict(state)
+    for name, weight in state.items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            del stored[name]
+            weight[0, :GROUP, :4] = 0  # groups whose scales say nothing
+            blocks, scales = mxfp4(weight.mT.contiguous())
+            stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            meant[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    save_file(stored, target / "model.safetensors", metadata={"format": "pt"})
+    save_file(meant, twin / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    modules = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
+    config["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": modules,
+    }
+    (target / "config.json").write_text(json.dumps(config))
+    return twin
 
 
 def write_checkpoint(

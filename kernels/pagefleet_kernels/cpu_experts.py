@@ -239,8 +239,7 @@ class Panels:
         assert panels is not None
         if bias is not None:
             bias = F.pad(bias.view(experts.count, rows)[:, order], (0, -rows % PANEL))
-        weights = Weights(matrix.bits) if isinstance(matrix, Quantized) else Weights.PLAIN
-        return cls(weights, panels, bias)
+        return cls(Weights.of(matrix), panels, bias)
 
     def arguments(self, values: Tensor) -> dict[str, int]:
         """Of a product with such rows."""

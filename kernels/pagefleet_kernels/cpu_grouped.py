@@ -7,7 +7,8 @@ order of the groups, whatever stands beside it.
 
 A quantized row is a row of blocks, one for each group: its scale (float32), the sum of its numbers
 (int32), its numbers (int8). The sum is there because VPDPBUSD wants weights without a sign: what
-they are too large by is taken off at the start.
+they are too large by is taken off at the start. Floats of four bits are looked up in a table of
+sixteen such bytes, in registers (VPSHUFB).
 """
 
 import enum
@@ -37,12 +38,15 @@ from pagefleet_kernels.cpu_ir import (
     splat,
     store,
 )
-from pagefleet_kernels.quantized import GROUP
+from pagefleet_kernels.quantized import E2M1_HALVES, GROUP, Matrix, Quantized
 
 _FEATURES = binding.get_host_cpu_features()
 
 _MULTIPLIES_BYTES = bool(_FEATURES.get("avx512vnni"))
 """Whether the processor multiplies and adds four bytes at a time."""
+
+_SHUFFLES_BYTES = bool(_FEATURES.get("avx512bw"))
+"""Whether the processor looks 64 bytes up at a time, each in a table of sixteen."""
 
 _INT64 = ir.IntType(64)
 _BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
@@ -66,15 +70,35 @@ def blocks_size(size: int) -> int:
 class Weights(enum.Enum):
     """How the numbers of a packed matrix lie in memory."""
 
-    PLAIN = 0
+    PLAIN = "plain"
     """In the type of the values."""
-    INT8 = 8
-    INT4 = 4
+    INT8 = "int8"
+    INT4 = "int4"
+    FLOAT4 = "float4"
+
+    @classmethod
+    def of(cls, matrix: Matrix) -> "Weights":
+        """Those of a matrix."""
+        if not isinstance(matrix, Quantized):
+            return cls.PLAIN
+        if matrix.floats:
+            return cls.FLOAT4
+        return cls.INT8 if matrix.bits == 8 else cls.INT4
 
     @property
     def grouped(self) -> bool:
         """Whether they are quantized in groups."""
         return self is not Weights.PLAIN
+
+    @property
+    def bits(self) -> int:
+        """Of a number that is quantized."""
+        return 8 if self is Weights.INT8 else 4
+
+    @property
+    def added(self) -> int:
+        """What makes numbers too large, so that they need no sign."""
+        return {Weights.INT8: 128, Weights.FLOAT4: -min(E2M1_HALVES)}.get(self, 0)
 
 
 constant_in_kernels(Weights)
@@ -105,7 +129,27 @@ def _unpacked(builder: Any, weights: Weights, words: Any) -> list[Any]:
     if weights is Weights.INT8:
         return [words]
     nibbles = ints(0x0F0F0F0F)
-    return [builder.and_(words, nibbles), builder.and_(builder.lshr(words, ints(4)), nibbles)]
+    parts = [builder.and_(words, nibbles), builder.and_(builder.lshr(words, ints(4)), nibbles)]
+    return [_looked_up(builder, each) for each in parts] if weights is Weights.FLOAT4 else parts
+
+
+def _looked_up(builder: Any, nibbles: Any) -> Any:
+    """The numbers of floats of four bits, a byte each, with what is added to them."""
+    codes, table = builder.bitcast(nibbles, _BYTES), [each + 12 for each in E2M1_HALVES]
+    if _SHUFFLES_BYTES:
+        kind = ir.FunctionType(_BYTES, [_BYTES, _BYTES])
+        name = "llvm.x86.avx512.pshuf.b.512"
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        return builder.bitcast(builder.call(function, [_bytes(4 * table), codes]), INTS)
+    found = _bytes([table[0]] * 64)
+    for code, number in enumerate(table):
+        here = builder.icmp_unsigned("==", codes, _bytes([code] * 64))
+        found = builder.select(here, _bytes([number] * 64), found)
+    return builder.bitcast(found, INTS)
+
+
+def _bytes(values: list[int]) -> Any:
+    return ir.Constant(_BYTES, values)
 
 
 def _emit_group(
@@ -118,9 +162,9 @@ def _emit_group(
     starts = []
     for source in sources:
         start = ints(0)
-        if weights is Weights.INT8:
+        if weights.added:
             sum_ = load(builder, at(builder, source, 4), INT)
-            start = splat(builder, builder.mul(sum_, INT(-128)))
+            start = splat(builder, builder.mul(sum_, INT(-weights.added)))
         starts += [start] * vectors
     before = builder.block
     body, after = builder.append_basic_block("inputs"), builder.append_basic_block("summed")
@@ -133,7 +177,7 @@ def _emit_group(
         _unpacked(builder, weights, load(builder, at(builder, place, v * _VECTOR_BYTES), INTS))
         for v in range(vectors)
     ]
-    inputs = _STEP * 8 // weights.value
+    inputs = _STEP * 8 // weights.bits
     skipped = builder.add(builder.mul(step, _INT64(inputs)), _INT64(8))
     grown = list(totals)
     for part in range(inputs // _STEP):
@@ -159,7 +203,10 @@ def _emit_scaled(
 ) -> None:
     """Adds the sums of one group, scaled, to the float32 at `sums`."""
     vectors = len(totals) // len(sources)
-    factors = [_half_floats(builder, at(builder, place, v * LANES * 2)) for v in range(2 * vectors)]
+    kinds = 2 if weights is Weights.INT4 else 1
+    factors = [
+        _half_floats(builder, at(builder, place, v * LANES * 2)) for v in range(kinds * vectors)
+    ]
     for row, source in enumerate(sources):
         scale, minimums = load(builder, source, FLOAT), None
         if weights is Weights.INT4:
@@ -194,8 +241,8 @@ def emit_grouped_product(
     for number in range(len(rows) * vectors):
         store(builder, floats(0.0), at(builder, sums, number * _VECTOR_BYTES))
     outputs = vectors * LANES
-    head = outputs * (2 if weights is Weights.INT8 else 4)
-    group_bytes = head + outputs * GROUP * weights.value // 8
+    head = outputs * (4 if weights is Weights.INT4 else 2)
+    group_bytes = head + outputs * GROUP * weights.bits // 8
     with cgutils.for_range(builder, groups) as loop:
         place = builder.add(panel, builder.mul(loop.index, _INT64(group_bytes)))
         skipped = builder.mul(loop.index, _INT64(BLOCK_BYTES))

@@ -186,10 +186,8 @@ class PackedLinear:
             bias = None if bias is None else bias[order]
             self.columns //= 2
         self.epilogue = epilogue
-        if isinstance(weight, Quantized):
-            self.weights, panels = Weights(weight.bits), packed_groups(weight)
-        else:
-            self.weights, panels = Weights.PLAIN, packed(weight)
+        self.weights = Weights.of(weight)
+        panels = packed_groups(weight) if isinstance(weight, Quantized) else packed(weight)
         self.panels = arena.keep(panels)
         self._bias = None if bias is None else F.pad(bias, (0, -len(bias) % PANEL))
         self.loras = PackedLoras(loras, order) if any(loras) else None

@@ -62,9 +62,10 @@ def packed_groups(weight: Quantized) -> Tensor:
     words; two of four bits share a byte, a step's below the next one's.
     """
     numbers, factors = weight.numbers, [weight.scales]
-    if weight.minimums is not None:
+    if weight.bits == 4:
         steps = numbers.view(len(numbers), -1, 2, 4)
         numbers = (steps[:, :, 0] | steps[:, :, 1] << 4).flatten(1)
+    if weight.minimums is not None:
         factors.append(weight.minimums)
     words = packed(numbers).view(-1, weight.scales.shape[1], GROUP * PANEL * weight.bits // 8)
     rows = [

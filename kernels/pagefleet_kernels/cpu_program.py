@@ -83,6 +83,9 @@ _LINEAR, _NORM, _ROTARY, _ATTENTION, _QUANTIZE, _SHRINK = (
 _ROUTE, _SORT, _GATES, _SUMS = (_Record(_RECORDS[Stage(number)]) for number in range(7, 11))
 
 
+_PLAIN = Weights.PLAIN
+
+
 class ProgramArguments(ctypes.Structure):
     """Which stages to run: pairs of int64 (`Stage`, address of its record); 0 as `barrier` if there
     is one thread.
@@ -114,9 +117,9 @@ def _meet(typing: Any, function: Any) -> Any:
 
 
 @device
-def _run_experts(form: Any, weights: Any, router: Any, stage: int, place: int) -> None:
+def _run_experts(form: Any, weights: Any, stage: int, place: int) -> None:
     if stage == 6:
-        run_linear(form, router, carray(_record_at(_LINEAR, place), 1)[0])
+        run_linear(form, _PLAIN, carray(_record_at(_LINEAR, place), 1)[0])
     elif stage == 7:
         run_route(carray(_record_at(_ROUTE, place), 1)[0])
     elif stage == 8:
@@ -129,7 +132,7 @@ def _run_experts(form: Any, weights: Any, router: Any, stage: int, place: int) -
 
 @device
 def _run(
-    form: Any, kept: Any, weights: Any, router: Any, narrow: Any, wide: Any, arguments: Any
+    form: Any, kept: Any, weights: Any, experts: Any, narrow: Any, wide: Any, arguments: Any
 ) -> None:
     for number in range(arguments.first, arguments.last):
         if arguments.barrier and number > arguments.first:
@@ -148,21 +151,21 @@ def _run(
             run_shrink(form, carray(_record_at(_SHRINK, place), 1)[0])
         elif stage == 3:
             cpu_attention.run_attention(narrow, wide, carray(_record_at(_ATTENTION, place), 1)[0])
-        elif router is not None:
-            _run_experts(form, weights, router, stage, place)
+        elif experts is not None:
+            _run_experts(form, experts, stage, place)
 
 
 @functools.cache
 def compile_program(
-    form: Format, weights: Weights, narrow: Block, wide: Block, router: Weights | None = None
+    form: Format, weights: Weights, narrow: Block, wide: Block, experts: Weights | None = None
 ) -> Kernel:
-    """The code of programs for one type of numbers and of weights, and one shape of attention;
-    without a router it has no stages of experts, which take seconds to compile.
+    """The code of programs for one type of numbers and of weights, those of experts too, and one
+    shape of attention; without experts it has no stages of them, which take seconds to compile.
     """
     kept = narrow.kept
 
     def program_kernel(pointer: Any) -> None:
-        _run(form, kept, weights, router, narrow, wide, carray(pointer, 1)[0])
+        _run(form, kept, weights, experts, narrow, wide, carray(pointer, 1)[0])
 
     return Kernel(program_kernel, ProgramArguments)
 
@@ -176,10 +179,10 @@ class Program:
         weights: Weights,
         narrow: Block,
         wide: Block,
-        router: Weights | None = None,
+        experts: Weights | None = None,
     ) -> None:
-        """See `cpu_attention.Shape` for the blocks; `router`: how those of experts are packed."""
-        self._kernel = compile_program(form, weights, narrow, wide, router)
+        """See `cpu_attention.Shape` for the blocks, `compile_program` for the weights."""
+        self._kernel = compile_program(form, weights, narrow, wide, experts)
         self._stages: list[tuple[Stage, int]] = []
         self._written: dict[Stage, list[dict[str, float]]] = {stage: [] for stage in Stage}
         self.records: dict[Stage, NDArray[np.void]] = {}

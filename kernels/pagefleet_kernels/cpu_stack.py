@@ -14,7 +14,7 @@ from torch import Tensor
 from pagefleet_kernels import cpu_attention
 from pagefleet_kernels.cpu_cache import has_panels
 from pagefleet_kernels.cpu_experts import PackedExperts, Room
-from pagefleet_kernels.cpu_grouped import Weights, blocks_size
+from pagefleet_kernels.cpu_grouped import blocks_size
 from pagefleet_kernels.cpu_launch import FORMATS, address_of
 from pagefleet_kernels.cpu_linear import PackedLinear
 from pagefleet_kernels.cpu_lora import PackedLoras
@@ -38,6 +38,7 @@ class LayerStack:
         self._gated_size = max((part.columns for part in packed if part.epilogue.gates), default=0)
         self._experts = [each.mlp for each in layers if isinstance(each.mlp, PackedExperts)]
         self._weights = packed[0].weights
+        self._expert_weights = self._experts[0].gates.weights if self._experts else None
         loras = [part.loras for part in packed]
         self._inner_size = max((each.inner_size for each in loras if each is not None), default=0)
         self._write_down(capacity=16)
@@ -131,8 +132,8 @@ class LayerStack:
     def _write_program(self, *, adapted: bool) -> Program:
         """All layers, with or without what adapters add."""
         norm, heads = self._norm, self._heads
-        form, router = FORMATS[self._shape.dtype], Weights.PLAIN if self._experts else None
-        self._program = Program(form, self._weights, heads.narrow, heads.wide, router)
+        form, blocks = FORMATS[self._shape.dtype], (heads.narrow, heads.wide)
+        self._program = Program(form, self._weights, *blocks, self._expert_weights)
         self._adapted = adapted
         first = self._layers[0].attention_norm
         if first is not None:
@@ -220,11 +221,11 @@ class LayerStack:
         program.add(Stage.ROUTER, **experts.score(room, values))
         program.add(Stage.ROUTE, **experts.route(room))
         program.add(Stage.SORT, **experts.sort(room))
-        if self._weights.grouped:
+        if experts.gates.weights.grouped:
             values = self._add_quantize(values, self._blocks)
         program.add(Stage.GATES, **experts.gate(room, values))
         inner = room.inner
-        if self._weights.grouped:  # the slots of a row lie one after another
+        if experts.sums.weights.grouped:  # the slots of a row lie one after another
             slots, blocks = (each.view(self._capacity, -1) for each in (inner, room.blocks))
             self._add_quantize(slots, blocks)
             inner = room.blocks
@@ -317,20 +318,19 @@ class LayerStack:
 
 
 def stack(layers: Sequence[DecoderLayer], norm: Tensor, shape: StackShape) -> LayerStack | None:
-    """All layers as one; None unless every linear layer is packed, all alike, and heads can be
-    compiled.
+    """All layers as one; None unless every linear layer is packed, all alike, and so are all
+    experts, and heads can be compiled.
     """
-    kinds = {kind for part in _parts(layers) for kind in _kinds(part)}
-    if None in kinds or len(kinds) > 1 or not has_panels(shape.dtype, shape.head_size):
+    parts = _parts(layers)
+    experts = [part for part in parts if isinstance(part, PackedExperts)]
+    linear = [part for part in parts if isinstance(part, PackedLinear)]
+    alike = (
+        len({part.weights for part in linear}) == 1
+        and len({each.weights for part in experts for each in (part.gates, part.sums)}) <= 1
+    )
+    if not alike or len(parts) > len(experts) + len(linear):
         return None
-    return LayerStack(layers, norm, shape)
-
-
-def _kinds(part: Layer) -> set[Weights | None]:
-    """How its matrices are packed; None stands for those that are not."""
-    if isinstance(part, PackedExperts):
-        return {part.gates.weights, part.sums.weights}
-    return {part.weights if isinstance(part, PackedLinear) else None}
+    return LayerStack(layers, norm, shape) if has_panels(shape.dtype, shape.head_size) else None
 
 
 def _parts(layers: Sequence[DecoderLayer]) -> list[Layer]:

@@ -5,6 +5,10 @@ with four bits a float16 minimum too; a weight is
 
     scale * (number - 128)        eight bits (Q8_0)
     scale * number + minimum      four bits (Q4_1, and Q4_0 with a minimum of -8 scales)
+    scale * E2M1_HALVES[number]   floats of four bits (MXFP4, with half of its scales)
+
+The last are halves in a table of sixteen (e2m1; Rouhani et al., "Microscaling data formats for deep
+learning", 2023, section 3), so that they are integers too where they are multiplied.
 
 On a CPU products with such a matrix take their inputs in eight bits as well, quantized row by row
 as they come, so that whole groups are multiplied in integers (as llama.cpp does, and in the spirit
@@ -13,7 +17,7 @@ widens the weights instead as it reads them (`triton_quantized`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, TypeAlias
 
 import torch
@@ -22,6 +26,9 @@ from torch import Tensor
 GROUP = 32
 """Inputs that share a scale."""
 
+E2M1_HALVES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the numbers of e2m1, by their bits."""
+
 _LARGEST = 127
 
 
@@ -29,7 +36,7 @@ _LARGEST = 127
 class Quantized:
     """A matrix of [outputs, inputs].
 
-    numbers: uint8 [outputs, inputs], below 16 if there are minimums.
+    numbers: uint8 [outputs, inputs], below 16 if there are minimums or they are `floats`.
     scales: float16 [outputs, inputs / GROUP].
     minimums: the same, or None where numbers have eight bits.
     """
@@ -37,6 +44,7 @@ class Quantized:
     numbers: Tensor
     scales: Tensor
     minimums: Tensor | None = None
+    floats: bool = field(default=False, kw_only=True)
 
     @property
     def shape(self) -> torch.Size:
@@ -46,7 +54,7 @@ class Quantized:
     @property
     def bits(self) -> int:
         """Of a number."""
-        return 8 if self.minimums is None else 4
+        return 8 if self.minimums is None and not self.floats else 4
 
     @classmethod
     def of(cls, weight: Tensor) -> Self:
@@ -66,33 +74,45 @@ class Quantized:
             torch.cat([part.numbers for part in parts]),
             torch.cat([part.scales for part in parts]),
             torch.cat(minimums) if minimums else None,
+            floats=parts[0].floats,
         )
 
     def rows(self, order: Tensor) -> "Quantized":
         """Some outputs, or all in another order."""
         minimums = None if self.minimums is None else self.minimums[order]
-        return Quantized(self.numbers[order], self.scales[order], minimums)
+        return Quantized(self.numbers[order], self.scales[order], minimums, floats=self.floats)
 
     def part(self, outputs: slice, inputs: slice) -> "Quantized":
         """Some outputs of some inputs, which are whole groups."""
         groups = slice(inputs.start // GROUP, inputs.stop // GROUP)
         minimums = None if self.minimums is None else self.minimums[outputs, groups]
-        return Quantized(self.numbers[outputs, inputs], self.scales[outputs, groups], minimums)
+        numbers, scales = self.numbers[outputs, inputs], self.scales[outputs, groups]
+        return Quantized(numbers, scales, minimums, floats=self.floats)
 
     def to(self, device: torch.device) -> "Quantized":
         """The same on another device."""
         minimums = None if self.minimums is None else self.minimums.to(device)
-        return Quantized(self.numbers.to(device), self.scales.to(device), minimums)
+        return Quantized(
+            self.numbers.to(device), self.scales.to(device), minimums, floats=self.floats
+        )
 
     def dequantized(self) -> Tensor:
         """The weights in float32."""
-        groups = self.numbers.view(len(self.numbers), -1, GROUP).float()
+        numbers = e2m1_halves(self.numbers) if self.floats else self.numbers.float()
+        groups = numbers.view(len(numbers), -1, GROUP)
         scales = self.scales.float().unsqueeze(-1)
-        if self.minimums is None:
+        if self.floats:
+            weights = groups * scales
+        elif self.minimums is None:
             weights = (groups - 128) * scales
         else:
             weights = groups * scales + self.minimums.float().unsqueeze(-1)
         return weights.flatten(1)
+
+
+def e2m1_halves(numbers: Tensor) -> Tensor:
+    """Twice the numbers that e2m1 stands for, uint8 -> float32."""
+    return torch.tensor(E2M1_HALVES, dtype=torch.float32, device=numbers.device)[numbers.int()]
 
 
 Matrix: TypeAlias = Tensor | Quantized

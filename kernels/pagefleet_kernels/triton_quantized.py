@@ -61,7 +61,8 @@ class PackedGroups:
 
     @classmethod
     def of(cls, matrix: Quantized) -> Self:
-        """Pack a matrix, where it is."""
+        """Pack a matrix, where it is; floats are not multiplied here."""
+        assert not matrix.floats
         numbers = _blocks(matrix.numbers, BLOCK)
         if matrix.minimums is not None:
             first, second = numbers.chunk(2, dim=-1)

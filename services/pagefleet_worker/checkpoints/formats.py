@@ -11,6 +11,7 @@ from pagefleet_worker.checkpoints.awq import Awq
 from pagefleet_worker.checkpoints.compressed import CompressedTensors
 from pagefleet_worker.checkpoints.fp8 import Fp8
 from pagefleet_worker.checkpoints.gptq import Gptq
+from pagefleet_worker.checkpoints.mxfp4 import Mxfp4
 from pagefleet_worker.checkpoints.stored_matrix import Format
 from pagefleet_worker.model_files import ModelError
 
@@ -20,6 +21,7 @@ _FORMATS: dict[str, Callable[[Mapping[str, Any]], Format]] = {
     "fbgemm_fp8": Fp8,
     "fp8": Fp8,
     "gptq": Gptq,
+    "mxfp4": Mxfp4,
 }
 
 

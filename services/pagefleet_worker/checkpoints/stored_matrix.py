@@ -13,7 +13,8 @@ are saved in float32 are rounded alike. Those that are too small or too large fo
 matrix without such a form.
 
 Floats of 8 bits have scales for rectangles of the matrix. The kernels do not multiply them: they
-are always widened.
+are always widened. Those of four bits have powers of two for groups, and are a `Quantized` exactly
+if these are among those of float16.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from pagefleet_kernels.quantized import GROUP, Quantized
+from pagefleet_kernels.quantized import GROUP, Quantized, e2m1_halves
 from pagefleet_worker.checkpoints.safetensors_files import TensorFiles
 from pagefleet_worker.model_files import ModelError
 
@@ -33,6 +34,9 @@ _MIDDLE = 128
 
 _ROUNDING = 2.0**-11
 """Of a float16, relatively, unless the number is too small or too large for one."""
+
+_BIAS = 127
+"""Of exponents of 8 bits (e8m0)."""
 
 _Kind = TypeVar("_Kind")
 
@@ -99,7 +103,38 @@ class Scaled:
         """No kernel multiplies such numbers."""
 
 
-StoredMatrix: TypeAlias = Grouped | Scaled
+@dataclass(frozen=True)
+class Micro:
+    """A matrix of floats of four bits, [outputs, inputs].
+
+    numbers: uint8 [outputs, inputs], e2m1.
+    exponents: uint8 [outputs, inputs / GROUP], of 2; what they are too large by is `_BIAS`.
+    """
+
+    numbers: Tensor
+    exponents: Tensor
+
+    def dequantized(self) -> Tensor:
+        """The weights in float32, exactly."""
+        groups = e2m1_halves(self.numbers).view(*self.exponents.shape, GROUP)
+        return groups.mul_(self._scales.unsqueeze(-1)).flatten(1)
+
+    def quantized(self) -> Quantized | None:
+        """The same numbers as the kernels multiply them, if they can hold them."""
+        empty = (self.numbers & 7 == 0).view(*self.exponents.shape, GROUP).all(-1)
+        scales = self._scales.masked_fill(empty, 0)
+        halves = scales.half()
+        exact = torch.equal(halves.float(), scales)
+        return Quantized(self.numbers, halves, floats=True) if exact else None
+
+    @property
+    def _scales(self) -> Tensor:
+        """Of halves."""
+        halves = torch.full(self.exponents.shape, 0.5)
+        return torch.ldexp(halves, self.exponents.int() - _BIAS)
+
+
+StoredMatrix: TypeAlias = Grouped | Scaled | Micro
 
 
 class Format(Protocol):

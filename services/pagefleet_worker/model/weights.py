@@ -177,7 +177,7 @@ class Fused:
             if part is None or part.bits not in bits or rows.span.stop > rows.whole:
                 return None
             parts.append(part.part(rows.span, columns.span))
-        if len({part.bits for part in parts}) > 1:
+        if len({(part.bits, part.floats) for part in parts}) > 1:
             return None
         matrix = Quantized.stacked(parts)
         return matrix if self.order is None else matrix.rows(self.order)

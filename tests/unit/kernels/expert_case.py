@@ -21,7 +21,7 @@ ROUTINGS = pytest.mark.parametrize(
 
 
 def random_experts(
-    choices: int, routing: Routing, size: int, inner: int, dtype: torch.dtype, bits: int = 0
+    choices: int, routing: Routing, size: int, inner: int, dtype: torch.dtype, bits: float = 0
 ) -> Experts:
     """With outputs of about the size of the inputs; `bits` of the matrices, if they are few."""
     count = choices + routing.shared

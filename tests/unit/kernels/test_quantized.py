@@ -10,10 +10,10 @@ from pagefleet_kernels.cpu_grouped import BLOCK_BYTES
 from pagefleet_kernels.cpu_linear import PackedLinear
 from pagefleet_kernels.quantized import GROUP, Quantized, quantize_rows, round_rows
 from tests.unit.kernels.paged_case import fresh_seed
-from tests.unit.kernels.quantized_case import random_matrix
+from tests.unit.kernels.quantized_case import FLOATS, random_matrix
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-BITS = pytest.mark.parametrize("bits", [8, 4])
+BITS = pytest.mark.parametrize("bits", [8, 4, FLOATS])
 
 SHAPES = [(1, 32), (96, 64), (100, 96), (576, 1536)]
 """(outputs, inputs)"""
@@ -42,7 +42,7 @@ def test_matrices_are_stacked_and_their_rows_reordered(bits):
     weights = torch.cat([part.dequantized() for part in parts])
     order = torch.randperm(8)
     stacked = Quantized.stacked(parts)
-    assert stacked.bits == bits
+    assert (stacked.bits, stacked.floats) == (int(bits), bits is FLOATS)
     assert torch.equal(stacked.dequantized(), weights)
     assert torch.equal(stacked.rows(order).dequantized(), weights[order])
 
