@@ -1,6 +1,7 @@
 """Bodies of both routes: what is taken, and that all else is one error that names its field."""
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,18 @@ from hypothesis import strategies as st
 from pagefleet.manifest import CHAT_TEMPLATE_FILE
 from pagefleet.wire import unpack_ints
 from pagefleet_gateway.bodies.embedding_body import EmbeddingBody
-from pagefleet_gateway.bodies.other_fields import UNSUPPORTED
+from pagefleet_gateway.bodies.messages_body import MessagesBody
+from pagefleet_gateway.bodies.other_fields import MEANT, UNSUPPORTED
 from pagefleet_gateway.bodies.parsing import MAX_FIELDS, parse
+from pagefleet_gateway.bodies.response_body import ResponseBody
 from pagefleet_gateway.bodies.schema import ChatBody, CompletionBody
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.http.tokenizing import DetokenizeBody
 from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.requests.embedding_input import understand_embedding
 from pagefleet_gateway.requests.generation import Generation, Limits
+from pagefleet_gateway.requests.messages_input import understand_message
+from pagefleet_gateway.requests.response_input import understand_response
 from pagefleet_gateway.requests.understanding import understand_chat, understand_completion
 from pagefleet_gateway.tenants import prefix_salt
 from pagefleet_worker.prepare import prepare
@@ -509,23 +515,34 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=8,
 )
+UNDERSTOOD: dict[type[msgspec.Struct], Callable[[bytes, ServedModel, Limits], Generation]] = {
+    CompletionBody: understand_completion,
+    ChatBody: understand_chat,
+    ResponseBody: understand_response,
+    MessagesBody: understand_message,
+    EmbeddingBody: understand_embedding,
+}
 FIELDS = sorted(
-    {*msgspec.structs.asdict(CompletionBody(prompt="x"))}
-    | {*msgspec.structs.asdict(ChatBody(messages=[]))}
-    | {*UNSUPPORTED}
+    {field.encode_name for body in UNDERSTOOD for field in msgspec.structs.fields(body)}
+    | {*UNSUPPORTED, *MEANT}
 )
 
 
 @settings(max_examples=300, deadline=None)
 @given(
     fields=st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=12), JSON, max_size=5),
-    base=st.sampled_from([{}, {"prompt": "hello"}, {"messages": HELLO}]),
+    base=st.sampled_from(
+        [
+            *({}, {"prompt": "hello"}, {"input": "hello"}),
+            *({"messages": HELLO}, {"messages": HELLO, "max_tokens": 5}),
+        ]
+    ),
 )
 def test_no_body_gives_anything_but_a_generation_or_an_api_error(
     fields: dict[str, Any], base: dict[str, Any]
 ) -> None:
     content = msgspec.json.encode(base | fields)
-    for understand in (understand_completion, understand_chat):
+    for understand in UNDERSTOOD.values():
         with suppress(ApiError):
             assert all(understand(content, echo_model(), LIMITS).prompts)
 
