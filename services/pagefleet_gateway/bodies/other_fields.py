@@ -92,8 +92,6 @@ MEANT: Final[dict[str, tuple[str, ...]]] = {
 }
 """Names that other routes, or servers, have for fields: the first that a route has is meant."""
 
-_MAX_TOLD: Final = 16
-_FIT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
 _NEAR: Final = 0.85
 _NO_SLIPS: Final = frozenset({"models", "reasoning_format", "speed"})
 """Fields of OpenRouter, llama.cpp and Anthropic that only look like some of ours misspelt."""
@@ -118,15 +116,6 @@ def is_ignored(name: str, value: Any, body: type[msgspec.Struct]) -> bool:
         text = f"{name} is not supported here with this value."
         raise bad_request(text, name, "unsupported")
     return True
-
-
-def told(ignored: list[str]) -> list[tuple[bytes, bytes]]:
-    """The header that names what is ignored, if anything is; names unfit for one are left out."""
-    if not ignored:
-        return []
-    fit = [name for name in ignored if _FIT.fullmatch(name)][:_MAX_TOLD]
-    names = fit if len(fit) == len(ignored) else [*fit, "..."]
-    return [(b"x-ignored-fields", ", ".join(names).encode())]
 
 
 def shortened(name: str) -> str:

@@ -1,10 +1,11 @@
-"""Every request with a body: who may send it, how large and how slow it may be, how it is refused.
+"""Every request with a body: who may send it, how large and slow, what of it is ignored or refused.
 
 Starlette and uvicorn wait for ever for a body, and take any size; connections and headers are
 `protocol`'s.
 """
 
 import asyncio
+import re
 import time
 from abc import ABC, abstractmethod
 from typing import Final
@@ -18,6 +19,9 @@ from pagefleet_gateway.http.gateway import DRAINING, Gateway
 from pagefleet_gateway.record import record_of
 
 BODY_SECONDS: Final = 10.0
+
+_MAX_NAMES: Final = 16
+_FIT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
 
 
 class PostRoute(ABC):
@@ -83,6 +87,17 @@ async def read_body(
     except TimeoutError:
         text = f"The body was not whole after {seconds:g} seconds."
         raise http_error(408, text, "body_timeout") from None
+
+
+def ignored_header(names: list[str]) -> list[tuple[bytes, bytes]]:
+    """The header that names fields of the body which were ignored, if there are any; names that are
+    unfit for a header are left out.
+    """
+    if not names:
+        return []
+    fit = [name for name in names if _FIT.fullmatch(name)][:_MAX_NAMES]
+    shown = fit if len(fit) == len(names) else [*fit, "..."]
+    return [(b"x-ignored-fields", ", ".join(shown).encode())]
 
 
 async def send_error(scope: Scope, send: Send, error: ApiError) -> None:

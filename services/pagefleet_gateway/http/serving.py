@@ -19,11 +19,10 @@ from typing import Final
 from starlette.types import Receive, Scope, Send
 
 from pagefleet_gateway.answers.choice import Piece
-from pagefleet_gateway.bodies.other_fields import told
 from pagefleet_gateway.cell.client import ClientGone, Mailbox
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.http.gateway import Gateway
-from pagefleet_gateway.http.guard import PostRoute
+from pagefleet_gateway.http.guard import PostRoute, ignored_header
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.record import Record, record_of
 from pagefleet_gateway.rendering.answer import Answer
@@ -73,7 +72,7 @@ class GenerationRoute(PostRoute):
             await gateway.client.until_workers_are_known()
             answer, ticket = await loop.run_in_executor(threads, begin)
         generation = answer.generation
-        headers = told(generation.ignored)
+        headers = ignored_header(generation.ignored)
         record.handed_over = time.monotonic()
         record.tenant.charge(record.prompt_tokens, record.handed_over)
         renderer = self._renderer(answer, gateway.model, ticket)

@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Meta
 from starlette.types import Receive, Scope, Send
 
-from pagefleet_gateway.bodies.other_fields import told
 from pagefleet_gateway.bodies.parsing import parse
 from pagefleet_gateway.bodies.schema import (
     ChatBody,
@@ -26,7 +25,7 @@ from pagefleet_gateway.bodies.tools import Tools, shown_tools
 from pagefleet_gateway.errors import bad_request
 from pagefleet_gateway.http.facts import as_json
 from pagefleet_gateway.http.gateway import Gateway
-from pagefleet_gateway.http.guard import PostRoute
+from pagefleet_gateway.http.guard import PostRoute, ignored_header
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.rendering.messages_object import MessageTokens
 from pagefleet_gateway.requests.messages_input import message_prompt
@@ -104,7 +103,7 @@ class TokenizerRoute(PostRoute):
             gateway.threads_for(content), self._work, *arguments
         )
         response = as_json(done)
-        response.raw_headers += told(ignored)
+        response.raw_headers += ignored_header(ignored)
         await response(scope, receive, send)
 
 
