@@ -1,43 +1,14 @@
 """A stream goes on at another gateway after its own was killed: nothing lost, nothing repeated."""
 
-import json
 import threading
-from collections import defaultdict
-from contextlib import suppress
 
-import httpx
 import pytest
 
 from benchmarks.drill.questions import SAMPLED
 from tests.faults.cell import PATIENCE, wait_until
 from tests.faults.conftest import kill_gateway_at
 from tests.faults.proxy import Action
-
-
-def read(server, question, last_id=None, watch=lambda tokens, last_id: None):
-    """Tokens of each choice until the stream ends or breaks, its last id, and how it ended."""
-    tokens, ended = defaultdict(list), None
-    url = f"http://{server.host}:{server.port}/v1/completions"
-    headers = {"Last-Event-ID": last_id} if last_id else {}
-    with (
-        suppress(httpx.RemoteProtocolError, httpx.ReadError),
-        httpx.stream("POST", url, content=question.body, headers=headers, timeout=60) as response,
-    ):
-        assert response.status_code == 200
-        for line in response.iter_lines():
-            name, _, content = line.partition(": ")
-            if name == "id":
-                last_id = content
-            elif name == "data" and content == "[DONE]":
-                ended = ended or content
-            elif name == "data":
-                chunk = json.loads(content)
-                if "error" in chunk:
-                    ended = chunk["error"]["code"]
-                for choice in chunk.get("choices", ()):
-                    tokens[choice["index"]] += choice["token_ids"]
-                    watch(sum(map(len, tokens.values())), last_id)
-    return tokens, last_id, ended
+from tests.streams import read
 
 
 @pytest.mark.parametrize("form", SAMPLED)

@@ -15,7 +15,7 @@ from benchmarks.drill.questions import Questioner
 from benchmarks.loadgen.recording import Server
 from tests.faults.cell import wait_until
 from tests.faults.conftest import Load, assert_exact, once, rehearse
-from tests.faults.test_resume import read
+from tests.streams import read
 from tests.system.serving import pagefleet_serve
 
 

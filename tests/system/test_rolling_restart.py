@@ -1,7 +1,6 @@
 """SIGHUP replaces every process of `pagefleet serve` under load, and no client sees it."""
 
 import asyncio
-import json
 import os
 import random
 import signal
@@ -15,6 +14,7 @@ from benchmarks.drill.questions import Questioner
 from benchmarks.drill.streams import EXACT, ask
 from benchmarks.loadgen.recording import Server
 from pagefleet_worker.prepare import prepare
+from tests.streams import read
 from tests.system.serving import pagefleet_serve
 from tests.unit.launcher.conftest import wait_until
 
@@ -111,36 +111,17 @@ def test_a_stream_that_takes_too_long_goes_on_at_the_successor(tmp_path, questio
     """
     question = questions.ask("seeded", 20, 3000)
     with serving(tmp_path, "--shutdown-timeout=1") as cell:
-        tokens, last_id, error = read(cell, question, at=(20, cell.process))
-        assert error["code"] == "overloaded"
-        assert 20 < len(tokens) < question.max_tokens
-        rest, _, error = read(cell, question, last_id, most=200)
-        assert error is None
-        assert len(rest) == 200
-    so_far = replace(question, max_tokens=len(tokens) + len(rest))
-    assert [tokens + rest] == so_far.expected
+        server = Server.at(cell.url)
 
+        def restart(count, _):
+            if count == 20:
+                cell.process.send_signal(signal.SIGHUP)
 
-def read(cell, question, last_id=None, at=(0, None), most=None):
-    """Tokens of a stream, `most` at most, its last id and its error; SIGHUP for a process `at` so
-    many tokens.
-    """
-    tokens, error = [], None
-    headers = {"Last-Event-ID": last_id} if last_id else {}
-    url = f"{cell.url}/v1/completions"
-    with httpx.stream("POST", url, content=question.body, headers=headers, timeout=60) as response:
-        assert response.status_code == 200
-        for line in response.iter_lines():
-            name, _, content = line.partition(": ")
-            if name == "id":
-                last_id = content
-            elif name == "data" and content != "[DONE]":
-                event = json.loads(content)
-                error = event.get("error", error)
-                for choice in event.get("choices", ()):
-                    tokens += choice["token_ids"]
-                    if len(tokens) == at[0]:
-                        at[1].send_signal(signal.SIGHUP)
-            if len(tokens) == most:
-                break
-    return tokens, last_id, error
+        first, last_id, ended = read(server, question, watch=restart)
+        assert ended == "overloaded"
+        assert 20 < len(first[0]) < question.max_tokens
+        rest, _, ended = read(server, question, last_id, lambda count, _: count == 200)
+        assert ended is None
+        assert len(rest[0]) == 200
+    so_far = replace(question, max_tokens=len(first[0]) + len(rest[0]))
+    assert [first[0] + rest[0]] == so_far.expected
