@@ -2,7 +2,8 @@
 
 The cell must have been started with `--tap-endpoint=ENDPOINT`. Frames are decoded by the package
 `msgpack`, independently of the encoder that the services use; only the names of the fields are
-taken from `pagefleet.wire`. Prompts and answers are shown as tokens. Ctrl-C ends it.
+taken from `pagefleet.wire`. Prompts and answers are shown as tokens. What a cell of another version
+says in its own way is shown without names. Ctrl-C ends it.
 """
 
 import argparse
@@ -69,9 +70,22 @@ def unsealed(frame: bytes) -> bytes | None:
 
 
 def describe(values: Sequence[Any]) -> str:
-    """A decoded message: its name, and its fields by their names."""
+    """A decoded message: its name, and its fields by their names, if this version knows them."""
     name, *fields = values
-    return " ".join([name, *_named(getattr(wire, name), fields)])
+    message = getattr(wire, name, None)
+    if not _is_of(message, values):
+        return f"{name}, of another version: {fields}"
+    return " ".join([name, *_named(message, fields)])
+
+
+def _is_of(message: Any, values: Sequence[Any]) -> bool:
+    if not (isinstance(message, type) and issubclass(message, msgspec.Struct)):
+        return False
+    try:
+        msgspec.convert(values, message)
+    except msgspec.ValidationError:
+        return False
+    return len(values) <= len(message.__struct_fields__) + 1
 
 
 def _named(cls: "type[msgspec.Struct]", values: Sequence[Any]) -> list[str]:

@@ -47,6 +47,19 @@ def test_parameters_of_all_kinds_are_shown():
     assert "choices=[(index=0 tokens=[] finished=False" in text
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [
+        *(["Proclaim", 1, b"x"], ["encode", 1], ["PROTOCOL"], ["Message", 1]),
+        *(["Join"], ["Join", "9"], ["Join", 9, b"more"], ["Result", 1, 2, b"abc"]),
+        ["Outputs", 5, [["r", 0, 1, 2, "tokens"]]],
+    ],
+)
+def test_what_another_version_says_is_shown_as_it_came(frame):
+    name, *fields = frame
+    assert describe(frame) == f"{name}, of another version: {fields}"
+
+
 def test_a_damaged_frame_is_known():
     frame = wire.encode(wire.Join(9))
     assert unsealed(frame) is not None
