@@ -14,9 +14,9 @@ from pagefleet_gateway.bodies.parsing import parse
 from pagefleet_gateway.bodies.schema import CompletionBody, RequestBody, shared
 from pagefleet_gateway.errors import bad_request
 from pagefleet_gateway.model import ServedModel
+from pagefleet_gateway.requests.decisions import answer_id, check_shared, submits_of, too_long
 from pagefleet_gateway.requests.generation import Generation, Limits
 from pagefleet_gateway.requests.prompts import completion_prompts, truncated
-from pagefleet_gateway.requests.understanding import answer_id, check_shared, submits_of, too_long
 
 
 def understand_embedding(content: bytes, model: ServedModel, limits: Limits) -> Generation:

@@ -47,13 +47,13 @@ from pagefleet_gateway.bodies.tools import (
 )
 from pagefleet_gateway.errors import ApiError, bad_request
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.requests.generation import Generation, Limits
-from pagefleet_gateway.requests.understanding import (
+from pagefleet_gateway.requests.conversation import (
     Conversation,
-    check_shared,
     prompt_of,
     understand_conversation,
 )
+from pagefleet_gateway.requests.decisions import check_shared
+from pagefleet_gateway.requests.generation import Generation, Limits
 
 _CHOICES: Final[dict[str, ToolChoice]] = {"auto": "auto", "any": "required", "none": "none"}
 _NO_THREADS: Final = "thread_unsupported_request"

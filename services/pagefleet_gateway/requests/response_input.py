@@ -31,13 +31,13 @@ from pagefleet_gateway.bodies.tools import (
 )
 from pagefleet_gateway.errors import bad_request
 from pagefleet_gateway.model import ServedModel
-from pagefleet_gateway.requests.generation import Generation, Limits
-from pagefleet_gateway.requests.understanding import (
+from pagefleet_gateway.requests.conversation import (
     Conversation,
-    check_shared,
     prompt_of,
     understand_conversation,
 )
+from pagefleet_gateway.requests.decisions import check_shared
+from pagefleet_gateway.requests.generation import Generation, Limits
 
 _NO_STATE: Final = "nothing is stored here. Send the earlier items of the conversation in input."
 _NAMES: Final = {
