@@ -235,13 +235,11 @@ class ChatBody(GenerationBody, kw_only=True):
     @property
     def thinks(self) -> bool | None:
         """Whether the model is asked to think, if anything is said of that."""
-        if self.enable_thinking is not None:
-            return self.enable_thinking
-        if isinstance(self.thinking, ThinkingOptions):
-            return self.thinking.type != "disabled"
-        if self.thinking is not None or self.reasoning_effort is None:
-            return self.thinking
-        return self.reasoning_effort != "none"
+        thinking, effort = self.thinking, self.reasoning_effort
+        if isinstance(thinking, ThinkingOptions):
+            thinking = thinking.type != "disabled"
+        said = (self.enable_thinking, thinking, None if effort is None else effort != "none")
+        return next((each for each in said if each is not None), None)
 
     @property
     def shows_thoughts(self) -> bool:
