@@ -174,14 +174,15 @@ def measure(sequences: int, steps: int, case: Case) -> Cost:
     )
 
 
-def membership(workers: int, waiting: int) -> tuple[float, float]:
+def membership(workers: int, waiting: int, alike: bool) -> tuple[float, float]:
     """Seconds that a worker's join and its loss take beside others, while requests of all lengths
-    wait; medians.
+    wait; medians. If workers are not `alike`, each has a block more than the last.
     """
     draw, scheduler = random.Random(0), Scheduler(1 << 20)
 
     def hello(number: int) -> Arrived:
-        sizes = BLOCK_SIZE, 1000, 1, 4096, 4096, VOCABULARY
+        blocks = 1000 if alike else 1000 + number
+        sizes = BLOCK_SIZE, blocks, 1, 4096, 4096, VOCABULARY
         peer = f"worker{number}".encode()
         return Arrived(peer, WorkerHello(PROTOCOL, "host", number, 1, "model", "class", *sizes))
 
@@ -212,8 +213,9 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, default="decode")
     options = parser.parse_args()
     if options.workers is not None:
-        join, loss = membership(options.workers, waiting=10_000)
-        print(f"10,000 wait: a join takes {1e3 * join:.2f} ms, a loss {1e3 * loss:.2f} ms")
+        for alike in (True, False):
+            join, loss = membership(options.workers, 10_000, alike)
+            print(f"{alike=}: a join takes {1e3 * join:.2f} ms, a loss {1e3 * loss:.2f} ms")
         return
     print(CASES[options.case].text)
     print("| sequences | decide, us | encode, us | us a sequence | plan, bytes a sequence |")

@@ -1,5 +1,6 @@
 """What a worker can hold. Workers of equal capacity are alike to whoever waits for one."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from pagefleet.wire import Numerics, WorkerHello, numerics_of
@@ -22,6 +23,14 @@ class Capacity(NamedTuple):
         """What a worker says of itself."""
         sizes = worker.max_model_len, worker.blocks, worker.block_size, worker.slots
         return cls(*sizes, caching, numerics_of(worker.numerics))
+
+    @classmethod
+    def least(cls, capacities: Collection["Capacity"]) -> "Capacity":
+        """What fits this fits all of them; nothing does if their blocks differ in size."""
+        if len({each.block_size for each in capacities}) != 1:
+            return cls(0, 0, 1, 0, False, 0)
+        lengths, blocks, sizes, slots, caching, _ = zip(*capacities, strict=True)
+        return cls(min(lengths), min(blocks), sizes[0], min(slots), all(caching), 0)
 
     @property
     def longest(self) -> int:

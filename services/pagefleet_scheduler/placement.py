@@ -20,6 +20,8 @@ class Placement:
         self.waiting = Queue(self._eligible)
         self.planners: list[Planner] = []
         self._alike: dict[Capacity, list[Planner]] = {}
+        self._all, self._least = Capacities(), Capacity.least(())
+        """The capacities of all workers, and what fits them all."""
         self.quarantine = Quarantine()
         self.gathering = False
         """Whether some workers may not have been heard yet: streams wait for those of their class
@@ -64,7 +66,7 @@ class Placement:
         alike = self._alike.setdefault(planner.capacity, [])
         alike.append(planner)
         if len(alike) == 1:
-            self.waiting.regroup()
+            self._see_capacities()
 
     def leave(self, planner: Planner) -> list[Sequence]:
         """A worker is lost: what ran there waits at its old place, and starts from its tokens."""
@@ -72,7 +74,7 @@ class Placement:
         self._alike[planner.capacity].remove(planner)
         if not self._alike[planner.capacity]:
             del self._alike[planner.capacity]
-            self.waiting.regroup()
+            self._see_capacities()
         abandoned = planner.abandon()
         for sequence in abandoned:
             self.waiting.add(sequence)
@@ -137,11 +139,18 @@ class Placement:
     def _eligible(self, sequence: Sequence) -> Capacities:
         """Workers that can hold it to its end; only those of its class of numerics, if any is."""
         needs, numerics = sequence.request.needs, sequence.numerics
-        able = [capacity for capacity in self._alike if capacity.fits(needs)]
-        same = [capacity for capacity in able if capacity.numerics == numerics]
-        if not same and self.gathering and numerics:
-            return ()
-        return tuple(same or able)
+        able = self._all
+        if not self._least.fits(needs):
+            able = frozenset(each for each in able if each.fits(needs))
+        if not numerics:
+            return able
+        same = frozenset(each for each in able if each.numerics == numerics)
+        return same if same or self.gathering else able
+
+    def _see_capacities(self) -> None:
+        """There are others than before."""
+        self._all, self._least = frozenset(self._alike), Capacity.least(self._alike)
+        self.waiting.regroup()
 
     def _preempt_for(self, sequence: Sequence, planners: Iterable[Planner]) -> bool:
         """Preempt one sequence that must make room for another; returns whether there is any."""
@@ -184,6 +193,7 @@ class Placement:
         for planner in self.planners:
             planner.check()
         assert all(self._alike.values())
+        assert self._all == self._alike.keys()
         assert self.planners == self._planners_of(self._alike)
         running = [sequence for planner in self.planners for sequence in planner.running]
         placed = {id(sequence) for sequence in [*running, *self.waiting]}

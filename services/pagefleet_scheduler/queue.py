@@ -45,7 +45,7 @@ class Room(NamedTuple):
 
 DEFAULT_ROOM = Room()
 
-Capacities: TypeAlias = tuple[Capacity, ...]
+Capacities: TypeAlias = frozenset[Capacity]
 """Of the workers for which a sequence waits."""
 
 

@@ -58,7 +58,7 @@ def waiting(
 
 
 def anywhere(_: Sequence) -> Capacities:
-    return ()
+    return frozenset()
 
 
 def queue_of(*sequences: Sequence) -> Queue:
@@ -329,7 +329,7 @@ def test_who_waits_for_reserved_workers_only_is_passed_over() -> None:
     for _ in range(200):
         began = rng.choice([None, rng.random()])
         sequence = waiting("tenant", arrived=rng.random(), began=began)
-        capacities[sequence] = tuple(rng.sample(kinds, rng.randrange(4)))
+        capacities[sequence] = frozenset(rng.sample(kinds, rng.randrange(4)))
         queue.add(sequence)
     for _ in range(3):
         queue.check()
@@ -353,5 +353,5 @@ def test_who_waits_for_reserved_workers_only_is_passed_over() -> None:
         assert in_vain <= 2 * len({*capacities.values()}), "at most the next of each list"
         assert list(queue) == [each for each in order if each not in met or stays[each]], seed
         for each in capacities:
-            capacities[each] = tuple(rng.sample(kinds, rng.randrange(4)))
+            capacities[each] = frozenset(rng.sample(kinds, rng.randrange(4)))
         queue.regroup()
