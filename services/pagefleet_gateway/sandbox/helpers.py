@@ -174,7 +174,8 @@ class HelperPool:
                 helper = self._new()
                 return helper.run(job)
         except LimitError:
-            helper = self._new()
+            with suppress(OSError):  # the next job needs one, and tries again
+                helper = self._new()
             raise
         except (HelperError, OSError) as error:
             text = f"A process that this request needs cannot be started: {error}"

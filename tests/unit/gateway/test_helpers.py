@@ -162,6 +162,23 @@ def test_where_none_can_be_started_whoever_needs_one_is_told_to_come_again(
     assert msgspec.msgpack.decode(pool.run(job), type=Rendered).text == "1"
 
 
+def test_what_takes_too_much_is_refused_though_none_can_be_started_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = HelperPool("template", content(COUNTS), LIMITS, 1)
+    pool.await_ready()
+
+    def fail() -> Helper:
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr(pool, "_new", fail)
+    with pytest.raises(LimitError, match="processor time"):
+        pool.run(msgspec.json.encode({"n": 50_000}))
+    monkeypatch.undo()
+    result = pool.run(msgspec.json.encode({"n": 1}))
+    assert msgspec.msgpack.decode(result, type=Rendered).text == "done"
+
+
 def test_a_helper_ends_with_its_parent() -> None:
     helper = Helper("template", content("{{ n }}"), LIMITS)
     helper.await_ready()
