@@ -66,7 +66,9 @@ class Server(uvicorn.Server):
             raise OSError("--ssl-keyfile needs --ssl-certfile, the certificate of this key.")
         config = uvicorn.Config(
             build_app(gateway),
-            http=GuardedProtocol.limited(settings.max_connections, settings.allowed_origins),
+            http=GuardedProtocol.limited(
+                settings.max_connections, settings.allowed_origins, gateway.metrics.refused
+            ),
             loop="pagefleet_gateway.http.loop:GatewayLoop",
             ws="none",
             lifespan="on",

@@ -18,7 +18,7 @@ anybody, so that any page can read it where any page may ask at all, and has Ope
 import asyncio
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 import h11
@@ -46,6 +46,7 @@ class GuardedProtocol(H11Protocol):
     max_connections: ClassVar[int]
     for_pages: ClassVar[Sequence[tuple[bytes, bytes]]] = ()
     """Headers that let pages read a refusal."""
+    on_refusal: ClassVar["staticmethod[[ApiError], None]"] = staticmethod(lambda error: None)
     header_seconds: ClassVar[float] = HEADER_SECONDS
     stuck_seconds: ClassVar[float] = STUCK_SECONDS
     _header_alarm: asyncio.TimerHandle | None = None
@@ -54,10 +55,21 @@ class GuardedProtocol(H11Protocol):
     """Bytes that the kernel had not taken when the alarm was set."""
 
     @classmethod
-    def limited(cls, max_connections: int, allowed_origins: str | None) -> "type[GuardedProtocol]":
-        """The protocol of a server with so many connections at most."""
-        for_pages = () if allowed_origins is None else (ANY_PAGE,)
-        limits = {"max_connections": max_connections, "for_pages": for_pages}
+    def limited(
+        cls,
+        max_connections: int,
+        allowed_origins: str | None = None,
+        on_refusal: Callable[[ApiError], None] = lambda error: None,
+    ) -> "type[GuardedProtocol]":
+        """The protocol of a server with so many connections at most.
+
+        on_refusal: told of what is answered here, of which no application knows.
+        """
+        limits = {
+            "max_connections": max_connections,
+            "for_pages": () if allowed_origins is None else (ANY_PAGE,),
+            "on_refusal": staticmethod(on_refusal),
+        }
         return type("LimitedProtocol", (cls,), limits)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -157,6 +169,7 @@ class GuardedProtocol(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.on_refusal(error)
             headers = [*error.headers(error.body), *self.for_pages, CLOSE]
             events: list[Any] = [
                 h11.Response(status_code=error.status, headers=headers),

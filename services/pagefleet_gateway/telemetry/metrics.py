@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from pagefleet.wire import Finish
 from pagefleet_gateway.answers.choice import Piece
 from pagefleet_gateway.cell.client import SchedulerClient
+from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.record import Record
 from pagefleet_gateway.rendering.answer import Answer
 from pagefleet_gateway.telemetry.cell_metrics import CellCollector, LinkCollector
@@ -132,6 +133,10 @@ class Metrics:
             self._lora_requests.labels(lora, str(record.status)).inc()
             self._lora_tokens.labels(lora, "prompt").inc(record.prompt_tokens)
             self._lora_tokens.labels(lora, "generated").inc(record.generated_tokens)
+
+    def refused(self, error: ApiError) -> None:
+        """Count what was refused before it was a request."""
+        self._errors.labels(str(error.status), error.code or "").inc()
 
     def phases(self, phases: Iterable[tuple[str, float, float]]) -> None:
         """Count the parts of a request that was answered (`Record.phases`)."""

@@ -274,6 +274,24 @@ def test_errors_have_one_form(cell: Cell) -> None:
     assert (model.status_code, error_of(model)["param"]) == (404, "model")
 
 
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [(b"no http\r\n\r\n", 400), (b"GET / HTTP/1.1\r\nx: " + b"y" * 10**5, 431)],
+)
+def test_what_never_became_a_request_is_counted(cell: Cell, content: bytes, status: int) -> None:
+    def counted() -> float:
+        text = httpx.get(cell.url + "/metrics").text
+        errors = rf'pagefleet_gateway_errors_total{{code="",status="{status}"}} (.*)'
+        found = re.search(errors, text)
+        return float(found[1]) if found else 0.0
+
+    before = counted()
+    with socket.create_connection(("127.0.0.1", cell.port)) as client:
+        client.sendall(content)
+        assert client.recv(100).startswith(b"HTTP/1.1 %d " % status)
+    assert counted() == before + 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_refusal_of_the_scheduler_is_a_status(cell: Cell, stream: bool) -> None:
     cell.scheduler.reject = Reason.OVERLOADED
