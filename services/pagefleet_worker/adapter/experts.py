@@ -2,8 +2,7 @@
 
 On a CPU in float32 that takes matrix products whose rows are a multiple of `ROW_MULTIPLE` (see
 `batch`), but an expert gets as many rows as there are tokens that chose it. So tokens of zeros are
-appended, each of which chooses one expert, until every expert that is chosen has a whole multiple.
-Their other choices are expert number `num_experts`, which in transformers means none.
+appended, whose choices make every expert's rows a whole multiple.
 """
 
 from typing import Any
@@ -21,11 +20,14 @@ EXPERTS = "pagefleet"
 
 def _experts(module: Any, hidden: Tensor, choices: Tensor, weights: Tensor) -> Tensor:
     """What transformers calls: hidden [T, size], choices and weights [T, k]; [T, size]."""
-    nobody: int = module.num_experts
-    counts = torch.bincount(choices.flatten(), minlength=nobody + 1)[:nobody]
-    added = torch.arange(nobody).repeat_interleave(-counts % ROW_MULTIPLE)
+    count: int = module.num_experts
+    lacking = -torch.bincount(choices.flatten(), minlength=count) % ROW_MULTIPLE
+    added = torch.arange(count).repeat_interleave(lacking)
     k = choices.shape[1]
-    choices = torch.cat([choices, F.pad(added[:, None], (0, k - 1), value=nobody)])
+    while len(added) % k:  # whole multiples of the first one fill up the last token
+        added = F.pad(added, (0, ROW_MULTIPLE))
+    added = added.view(-1, k)
+    choices = torch.cat([choices, added])
     padded, weights = (F.pad(values, (0, 0, 0, len(added))) for values in (hidden, weights))
     output: Tensor = type(module).forward.__wrapped__(module, padded, choices, weights)
     return output[: len(hidden)]

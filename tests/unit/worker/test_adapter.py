@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
+from pagefleet_worker.adapter.experts import _experts
 from pagefleet_worker.adapter.model import _attention
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.paging.batch import ROW_MULTIPLE
 from pagefleet_worker.prepare import prepare
 from pagefleet_worker.step.engine import TorchEngine
 from tests.cell import Cell
@@ -144,6 +147,34 @@ def test_what_would_fail_in_silence_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=f"^A .* model cannot be served: .*{reason}"):
         load_engine(prepared_model(kind), SETTINGS, lambda: None)
+
+
+class Experts:
+    """As transformers wraps them; each multiplies by its number."""
+
+    def __init__(self, count: int) -> None:
+        self.num_experts = count
+        self.rows = torch.zeros(0)
+
+    def forward(self, hidden: Tensor, choices: Tensor, weights: Tensor) -> Tensor:
+        self.rows = torch.bincount(choices.flatten(), minlength=self.num_experts)
+        return hidden * (weights * choices).sum(1, keepdim=True)
+
+    forward.__wrapped__ = forward  # type: ignore[attr-defined]
+
+
+def test_every_expert_gets_whole_multiples_of_rows(generator: random.Random) -> None:
+    """And there is none that the module does not have: transformers before 5.18 fails on it."""
+    for _ in range(50):
+        module, k = Experts(generator.randint(2, 9)), generator.randint(1, 2)
+        choices = torch.tensor(
+            [generator.sample(range(module.num_experts), k) for _ in range(generator.randint(1, 9))]
+        )
+        hidden, weights = torch.rand(len(choices), 3), torch.rand(choices.shape)
+        expected = module.forward(hidden, choices, weights)
+        assert torch.equal(_experts(module, hidden, choices, weights), expected)
+        assert len(module.rows) == module.num_experts
+        assert not (module.rows % ROW_MULTIPLE).any()
 
 
 def test_attention_that_asks_for_what_is_unknown_is_refused() -> None:
