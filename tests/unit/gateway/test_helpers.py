@@ -240,7 +240,7 @@ def test_hostile_grammars_keep_nobody_else_waiting(tmp_path: Path) -> None:
         attacks = [pool.submit(cell.post, **hostile) for _ in range(4)]
         for _ in range(10):
             assert cell.post(prompt="abc", max_tokens=2).status_code == 200
-        assert not any(attack.done() for attack in attacks)
+        assert not all(attack.done() for attack in attacks)  # those that found no helper may be
         statuses = {attack.result().status_code for attack in attacks}
     assert statuses <= {400, 503}
     assert 400 in statuses
