@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any, Final, Self
@@ -10,6 +11,7 @@ from typing import Any, Final, Self
 from pagefleet.manifest import Manifest
 from pagefleet_gateway.errors import unknown_model
 from pagefleet_gateway.sandbox.grammars import Grammars
+from pagefleet_gateway.text import harmony
 from pagefleet_gateway.text.chat_prompt import ChatPrompts
 from pagefleet_gateway.text.tokenizer import PromptError, Tokenizer
 from pagefleet_gateway.text.vocabulary import Vocabulary
@@ -73,6 +75,8 @@ class ServedModel:
             NamesError: an adapter has one of the model's names.
             OSError: the template cannot be read.
         """
+        if tool_call_parser == "openai":  # which reads what Harmony leaves
+            reasoning_parser = harmony.NAME
         manifest = Manifest.load(folder)
         tokenizer = Tokenizer.load(folder)
         name, *aliases = names.split(",") if names else [manifest.name]
@@ -94,6 +98,15 @@ class ServedModel:
             SystemRandom() if seed is None else Random(seed),
             tuple(aliases),
         )
+
+    @cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer: those of its files, and of Harmony if it speaks that."""
+        known = self.manifest.eos_token_ids
+        if self.reasoning_parser != harmony.NAME:
+            return known
+        found = map(self.tokenizer.backend.token_to_id, harmony.STOPS)
+        return tuple(dict.fromkeys([*known, *(each for each in found if each is not None)]))
 
     @property
     def names(self) -> tuple[str, ...]:

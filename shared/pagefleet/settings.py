@@ -133,6 +133,7 @@ class GatewaySettings(CellSettings, ModelSettings):
             "olmo3",
             "deepseek_v3",
             "glm45",
+            "openai",
         ),
     )
     reasoning_parser: str | None = setting(
@@ -146,6 +147,7 @@ class GatewaySettings(CellSettings, ModelSettings):
             "olmo3",
             "mistral",
             "granite",
+            "openai_gptoss",
         ),
     )
     gateway_endpoint: str = setting(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagefleet_gateway.answers.choice import Piece
-from pagefleet_gateway.text.reasoning import ReasoningParser, Thought
+from pagefleet_gateway.text.thought import Thought, ThoughtParser
 from pagefleet_gateway.tool_parsers.parser import Spoken, ToolParser
 
 
@@ -12,7 +12,7 @@ from pagefleet_gateway.tool_parsers.parser import Spoken, ToolParser
 class MessageForm:
     """How an answer is to be read."""
 
-    thoughts: Callable[[], ReasoningParser] | None = None
+    thoughts: Callable[[], ThoughtParser] | None = None
     """Makes what parts its thoughts from the rest; None: it has none."""
     parser: Callable[[], ToolParser] | None = None
     """Makes what reads its calls; None: it has none."""

@@ -205,6 +205,8 @@ def _for_template(message: ChatMessage, field: str, model: ServedModel) -> dict[
             shown[name] = value
     if thoughts := message.reasoning_content or message.reasoning:
         shown["reasoning_content"] = shown["reasoning"] = thoughts
+        if not (message.text and message.tool_calls):  # gpt-oss' template refuses both then
+            shown["thinking"] = thoughts
     if message.tool_calls:
         shown["tool_calls"] = shown_calls(message.tool_calls)
     return shown

@@ -50,7 +50,7 @@ def sampling_params(
             presence_penalty=body.presence_penalty or 0.0,
             repetition_penalty=either(body.repetition_penalty, defaults.repetition_penalty, 1.0),
             min_tokens=body.min_tokens or 0,
-            eos_token_ids=model.manifest.eos_token_ids if structure or not body.ignore_eos else (),
+            eos_token_ids=model.eos_token_ids if structure or not body.ignore_eos else (),
             stop_token_ids=tuple(body.stop_token_ids or ()),
             logit_bias=_logit_bias(body.logit_bias or {}),
             bad_words=_bad_words(body.bad_words or [], model),

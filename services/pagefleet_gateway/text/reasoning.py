@@ -11,8 +11,11 @@ A text that goes on with a message holds thoughts if the message ends within som
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
+from pagefleet_gateway.text import harmony
+from pagefleet_gateway.text.harmony import Harmony
+from pagefleet_gateway.text.thought import Thought, ThoughtParser
 from pagefleet_gateway.tool_parsers.reading import certain
 
 
@@ -28,7 +31,7 @@ class Marks:
     """They are special tokens, which must be part of the text."""
 
 
-FAMILIES: Final[dict[str, Marks]] = {
+FAMILIES: Final[dict[str, Marks | Harmony]] = {
     "qwen3": Marks(),
     "glm45": Marks(),
     "deepseek_v3": Marks(),
@@ -39,15 +42,20 @@ FAMILIES: Final[dict[str, Marks]] = {
         ["Here is my thought process:", "Here's my thought process:"],
         ["Here is my response:", "Here's my response:"],
     ),
+    harmony.NAME: Harmony(),
 }
 """By the name that `--reasoning-parser` has for it; `granite` is of the versions 3.x."""
 
 
-def reader(marks: Marks, before: str, goes_on: bool) -> "Callable[[], ReasoningParser] | None":
+def reader(
+    marks: Marks | Harmony, before: str, goes_on: bool
+) -> "Callable[[], ThoughtParser] | None":
     """What makes the parsers of the text behind `before`; None: it holds no thoughts.
 
     before: the end of the prompt or, if the text `goes_on` with it, a message.
     """
+    if isinstance(marks, Harmony):
+        return marks.reader(before, goes_on)
     said = before.rstrip()
     opened = max(map(said.rfind, marks.opens))
     closed = max(map(said.rfind, marks.closes))
@@ -59,15 +67,8 @@ def reader(marks: Marks, before: str, goes_on: bool) -> "Callable[[], ReasoningP
     return partial(ReasoningParser, marks, at_once=at_once)
 
 
-class Thought(NamedTuple):
-    """Text that is certain now."""
-
-    reasoning: str = ""
-    content: str = ""
-
-
 class ReasoningParser:
-    """Reads one choice; at_once: it thinks even where no mark says so."""
+    """See `ThoughtParser`; at_once: it thinks even where no mark says so."""
 
     def __init__(self, marks: Marks, at_once: bool) -> None:
         self._marks = marks

@@ -16,6 +16,7 @@ see. They end where their brackets close; what follows and is no part of the not
     phi4_mini_json functools[{"name": ..., "arguments": {...}}, ...]
     olmo3          <function_calls>name(key="value"), one on each line</function_calls>
     deepseek_v3    names with JSON in fences, between special tokens (DeepSeek-V3, R1-0528)
+    openai         <|channel|>commentary to=functions.name<|message|>{...}<|call|> (gpt-oss)
     glm45          <tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>
 
 Sources are the models' chat templates, and what vLLM's parsers of these names take. In

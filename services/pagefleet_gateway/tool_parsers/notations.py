@@ -11,6 +11,7 @@ from pagefleet_gateway.tool_parsers.hermes import hermes
 from pagefleet_gateway.tool_parsers.llama3_json import llama3_json
 from pagefleet_gateway.tool_parsers.mistral import mistral
 from pagefleet_gateway.tool_parsers.olmo3 import olmo3
+from pagefleet_gateway.tool_parsers.openai import openai
 from pagefleet_gateway.tool_parsers.parser import Script, ToolParser
 from pagefleet_gateway.tool_parsers.phi4_mini_json import phi4_mini_json
 from pagefleet_gateway.tool_parsers.pythonic import pythonic
@@ -41,5 +42,6 @@ NOTATIONS: Final[dict[str, Notation]] = {
     "olmo3": Notation(olmo3, special=True),
     "deepseek_v3": Notation(deepseek_v3, special=True),
     "glm45": Notation(glm45),
+    "openai": Notation(openai, special=True),
 }
 """By the name that `--tool-call-parser` has for it."""

@@ -57,6 +57,10 @@ def raw(family: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     return content, calls
 
 
+def harmony(call: Call) -> str:
+    return f"<|channel|>commentary to=functions.{call[0]}<|message|>{json.dumps(call[1])}<|call|>"
+
+
 def obj(call: Call, arguments: str = "arguments") -> str:
     return json.dumps({"name": call[0], arguments: call[1]}, ensure_ascii=False)
 
@@ -195,6 +199,13 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
     ("glm45", f"{keyed(WEATHER)}\n{keyed(NOW)}", "", [WEATHER, NOW]),
     ("glm45", f"a {keyed(WEATHER, '')} b", "ab", [WEATHER]),
     ("glm45", "<tool_call>f x", "<tool_call>f x", []),
+    ("openai", f"I look. {harmony(WEATHER)}{harmony(NOW)} So.", "I look.So.", [WEATHER, NOW]),
+    (
+        "openai",
+        "<|channel|>commentary to=functions.f<|message|>[",
+        "<|channel|>commentary to=functions.f<|message|>[",
+        [],
+    ),
     ("required", f"[{obj(WEATHER, 'parameters')}, {obj(NOW, 'parameters')}]", "", [WEATHER, NOW]),
     ("only", json.dumps(WEATHER[1]), "", [WEATHER]),
 ]
@@ -211,6 +222,7 @@ def test_what_a_text_says_however_it_is_cut(
 
 
 FRAGMENTS = [
+    harmony(WEATHER), "<|channel|>commentary", " to=functions.", "<|message|>", "<|call|>",
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", obj(WEATHER), obj(NOW),
     obj(NOW, "parameters"), PYTHON, "[f(a=1)]", "[", "]", "{", "}", '"', "\\", ",", ";", "(", ")",
     "<|tool_call|>", "functools[", "<function_calls>", python(NOW), "</function_calls>", FENCED,
