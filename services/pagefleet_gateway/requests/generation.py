@@ -148,9 +148,13 @@ class Generation:
 
     @property
     def continues_prompt(self) -> bool:
-        """Whether the answer goes on with the prompt's text, rather than being one of its own."""
-        return isinstance(self.body, CompletionBody) or bool(
-            isinstance(self.body, ChatBody) and self.body.continue_final_message
+        """Whether the answer goes on with the prompt's text, rather than being one of its own, of
+        which some vocabularies drop the first space. What a grammar allows is kept whole.
+        """
+        return (
+            isinstance(self.body, CompletionBody)
+            or bool(isinstance(self.body, ChatBody) and self.body.continue_final_message)
+            or (self.params.guide is not None and self.message is None)
         )
 
     @property

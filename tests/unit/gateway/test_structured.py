@@ -11,8 +11,11 @@ from pagefleet.params import MAX_GRAMMAR_CHARACTERS
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.requests.generation import Generation, Limits
 from pagefleet_gateway.requests.understanding import understand_chat, understand_completion
+from pagefleet_gateway.text.detokenizer import Detokenizer
+from pagefleet_gateway.text.vocabulary import Vocabulary
 from tests.byte_grammars import Bytes, byte_grammars
 from tests.schemas import random_schema
+from tests.unit.gateway.conftest import piece_tokenizer
 from tests.unit.gateway.served import echo_model
 
 LIMITS = Limits(max_model_len=100)
@@ -38,6 +41,16 @@ def accepts(grammar: str, text: str) -> bool:
 
 def json_schema(schema: object) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+
+
+def test_the_first_space_of_a_grammars_text_is_kept() -> None:
+    """A vocabulary of pieces drops it where a text begins, and the answer would not obey."""
+    tokenizer = piece_tokenizer()
+    vocabulary = Vocabulary(tokenizer)
+    the, prompt = tokenizer.token_to_id("▁the"), [tokenizer.token_to_id("h")]
+    for fields, text in (({}, "the"), ({"structured_outputs": {"regex": " the"}}, " the")):
+        continues = chat(**fields).continues_prompt
+        assert Detokenizer(vocabulary, prompt if continues else ()).push([the]) == text
 
 
 @pytest.mark.parametrize("understand", [completion, chat])
