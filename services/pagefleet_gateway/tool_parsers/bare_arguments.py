@@ -6,14 +6,13 @@ of Python's that it is, if the schema takes such a value, and as a string if it 
 the text is no value.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from pagefleet_gateway.tool_parsers.parser import MalformedError, Script, ToolParser
-from pagefleet_gateway.tool_parsers.python_call import literal
+from pagefleet_gateway.tool_parsers.python_call import json_text, literal
 from pagefleet_gateway.tool_parsers.reading import until, up_to
 from pagefleet_gateway.tool_parsers.schema_types import kinds, types_of
 
@@ -41,7 +40,7 @@ class BareArguments:
         if key in self._keys:
             yield from up_to(*ends, read=first)
             return
-        self._parser.argue(f"{', ' if self._keys else ''}{_dumped(key)}: ")
+        self._parser.argue(f"{', ' if self._keys else ''}{json_text(key)}: ")
         self._keys.add(key)
         types = types_of(_properties(self._schema).get(key, {}), self._schema)
         if types == {"string"}:
@@ -59,7 +58,7 @@ class BareArguments:
 
     def _argue_inside(self, text: str) -> None:
         """More of a string."""
-        self._parser.argue(_dumped(text)[1:-1])
+        self._parser.argue(json_text(text)[1:-1])
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
@@ -70,18 +69,14 @@ def json_of(text: str, types: frozenset[str]) -> str:
     except (msgspec.DecodeError, RecursionError):
         try:
             value = literal(bare)
-            bare = _dumped(value)
+            bare = json_text(value)
         except (MalformedError, ValueError, TypeError):
-            return _dumped(text)
+            return json_text(text)
     if "string" in types and not kinds(value) & types - {"string"}:
-        return _dumped(text)
+        return json_text(text)
     return bare
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     properties = schema.get("properties")
     return properties if isinstance(properties, Mapping) else {}
-
-
-def _dumped(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -27,6 +27,17 @@ def literal(source: str) -> Any:
         raise MalformedError("no literal of Python's") from error
 
 
+def json_text(value: Any) -> str:
+    """A value of Python's as JSON.
+
+    Raises:
+        TypeError, ValueError: JSON has no such value, or it holds half a surrogate pair.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text.encode()
+    return text
+
+
 def evaluated(source: str) -> tuple[str, str]:
     """What is called, and the arguments as a JSON object; nothing is run.
 
@@ -40,7 +51,7 @@ def evaluated(source: str) -> tuple[str, str]:
         values = {str(keyword.arg): _value(keyword.value) for keyword in call.keywords}
         if None in [keyword.arg for keyword in call.keywords]:
             raise MalformedError("arguments have names")
-        arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        arguments = json_text(values)
     except _ERRORS as error:
         raise MalformedError("no call of Python's with literals") from error
     return source.partition("(")[0], arguments
