@@ -15,13 +15,14 @@ from pathlib import Path
 import uvicorn
 
 from pagefleet.cell_key import CellKeyError
+from pagefleet.command_line import parse, refuse
 from pagefleet.endpoint import EndpointError, check_endpoint
 from pagefleet.http_socket import HttpSocketError, http_socket
 from pagefleet.manifest import ManifestError
 from pagefleet.notify import BEAT_SECONDS, Notifier
 from pagefleet.observe import configure_logging
 from pagefleet.prepared import prepared_folder
-from pagefleet.settings import GatewaySettings, parse, refuse
+from pagefleet.settings import GatewaySettings
 from pagefleet_gateway.http.app import TracingError, build_app, build_gateway
 from pagefleet_gateway.http.gateway import DRAINING, Gateway
 from pagefleet_gateway.http.protocol import CLOSE, HEADER_BYTES, IDLE_SECONDS, GuardedProtocol

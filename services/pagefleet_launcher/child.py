@@ -28,7 +28,7 @@ SETTLED_AFTER = 5.0
 """Seconds of life after which a death is bad luck, and not that of a service that cannot run."""
 
 MISCONFIGURED = 2
-"""The exit status of a service whose settings are wrong (`pagefleet.settings.parse`)."""
+"""The exit status of a service whose settings are wrong (`pagefleet.command_line.parse`)."""
 
 _LOOKS = 20
 """How many looks at a process there are within its `hang_timeout`."""

@@ -10,8 +10,9 @@ import ssl
 import sys
 from pathlib import Path
 
+from pagefleet.command_line import flags
 from pagefleet.manifest import CHAT_TEMPLATE_FILE, Manifest
-from pagefleet.settings import GatewaySettings, ServeSettings, WorkerSettings, flags
+from pagefleet.settings import GatewaySettings, ServeSettings, WorkerSettings
 
 EVERYWHERE = ("0.0.0.0", "*", "[::]")
 """Hosts that stand for all addresses of a machine."""

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pagefleet.cell_key import CellKeyError
+from pagefleet.command_line import flags, parse
 from pagefleet.endpoint import MAX_SOCKET_PATH
 from pagefleet.host import usable_cores
 from pagefleet.http_socket import HttpSocketError, http_socket
@@ -35,8 +36,6 @@ from pagefleet.settings import (
     SchedulerSettings,
     ServeSettings,
     WorkerSettings,
-    flags,
-    parse,
 )
 from pagefleet.writer import open_standard_streams
 from pagefleet_launcher.child import Service, first_of

@@ -4,9 +4,10 @@ import resource
 import sys
 
 from pagefleet.cell_key import CellKeyError
+from pagefleet.command_line import parse, refuse
 from pagefleet.endpoint import EndpointError
 from pagefleet.observe import configure_logging
-from pagefleet.settings import SchedulerSettings, parse, refuse
+from pagefleet.settings import SchedulerSettings
 from pagefleet_scheduler.server import Server
 
 

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pagefleet.command_line import parse, refuse
 from pagefleet.endpoint import EndpointError, check_endpoint
 from pagefleet.host import usable_cores
 from pagefleet.manifest import Manifest, ManifestError
 from pagefleet.observe import configure_logging
 from pagefleet.prepared import prepared_folder
-from pagefleet.settings import WorkerSettings, parse, refuse
+from pagefleet.settings import WorkerSettings
 from pagefleet_worker.ending import end_now, run_to_end
 from pagefleet_worker.interface import Engine
 from pagefleet_worker.server import ComputeEndedError, Progress, Server, ShutOutError

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import msgspec
 
+from pagefleet.command_line import parse, refuse
 from pagefleet.manifest import ManifestError
 from pagefleet.observe import configure_logging
-from pagefleet.settings import WorkerSettings, parse, refuse
+from pagefleet.settings import WorkerSettings
 from pagefleet_worker.ending import run_to_end
 from pagefleet_worker.group import SIGN_SECONDS, Order, meet
 from pagefleet_worker.interface import PlanError

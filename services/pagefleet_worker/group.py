@@ -28,9 +28,10 @@ from pathlib import Path
 import msgspec
 import torch
 
+from pagefleet.command_line import flags
 from pagefleet.host import usable_cores
 from pagefleet.manifest import Manifest
-from pagefleet.settings import WorkerSettings, flags
+from pagefleet.settings import WorkerSettings
 from pagefleet.tether import tethered
 from pagefleet.wire import Plan, Result
 from pagefleet_kernels.quantized import GROUP

@@ -26,7 +26,7 @@ import time
 from dataclasses import dataclass, field
 
 from pagefleet import writer
-from pagefleet.settings import refuse
+from pagefleet.command_line import refuse
 
 VARIABLE = "PAGEFLEET_FAULTS"
 

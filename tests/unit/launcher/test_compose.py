@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from pagefleet.settings import GatewaySettings, SchedulerSettings, WorkerSettings, parse
+from pagefleet.command_line import parse
+from pagefleet.settings import GatewaySettings, SchedulerSettings, WorkerSettings
 from pagefleet_gateway.http.edge import OPEN_PATHS
 
 ROOT = Path(__file__).parents[3]

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from pagefleet.settings import GatewaySettings, SchedulerSettings, WorkerSettings, parse
+from pagefleet.command_line import parse
+from pagefleet.settings import GatewaySettings, SchedulerSettings, WorkerSettings
 from pagefleet_gateway.http.edge import OPEN_PATHS
 from tests.unit.launcher.test_compose import SERVICES, instructions
 

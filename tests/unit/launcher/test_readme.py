@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from pagefleet.settings import ServeSettings, parse
+from pagefleet.command_line import parse
+from pagefleet.settings import ServeSettings
 from pagefleet_gateway.bodies.embedding_body import EmbeddingBody
 from pagefleet_gateway.bodies.schema import ChatBody, CompletionBody
 from pagefleet_gateway.http.openapi import document

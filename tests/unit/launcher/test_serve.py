@@ -12,17 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from pagefleet.command_line import parse
 from pagefleet.host import usable_cores
 from pagefleet.http_socket import http_socket
 from pagefleet.manifest import FORMAT_VERSION, Manifest, SamplingDefaults, Weights
 from pagefleet.prepared import preparation
-from pagefleet.settings import (
-    GatewaySettings,
-    SchedulerSettings,
-    ServeSettings,
-    WorkerSettings,
-    parse,
-)
+from pagefleet.settings import GatewaySettings, SchedulerSettings, ServeSettings, WorkerSettings
 from pagefleet_launcher import serve
 from pagefleet_launcher.greeting import greeting, is_ready, reachable
 from tests.processes import may_mount

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pagefleet.command_line import parse
 from pagefleet.notify import BEAT_SECONDS
-from pagefleet.settings import ServeSettings, WorkerSettings, parse
+from pagefleet.settings import ServeSettings, WorkerSettings
 from pagefleet_launcher import serve
 
 COMPOSE = Path(__file__).parents[3] / "compose"

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
+from pagefleet.command_line import flags, parse
 from pagefleet.lora_modules import lora_modules, parse_lora_modules
 from pagefleet.prepared import preparation
-from pagefleet.settings import GatewaySettings, ServeSettings, WorkerSettings, flags, parse
+from pagefleet.settings import GatewaySettings, ServeSettings, WorkerSettings
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from pagefleet import settings
+from pagefleet import command_line
 from pagefleet.setting import flag_of, parse_size
 from pagefleet.settings import GatewaySettings, SchedulerSettings, ServeSettings, WorkerSettings
 
@@ -14,18 +14,18 @@ ALL = (GatewaySettings, SchedulerSettings, WorkerSettings, ServeSettings)
 
 @pytest.mark.parametrize("cls", ALL)
 def test_defaults_need_nothing(cls: type[ServeSettings]) -> None:
-    assert settings.parse(cls, [], {}) == cls()
+    assert command_line.parse(cls, [], {}) == cls()
 
 
 def test_a_flag_wins_over_its_variable() -> None:
     env = {"PAGEFLEET_MAX_NUM_SEQS": "7", "PAGEFLEET_DTYPE": "float32", "HOME": "/"}
-    parsed = settings.parse(WorkerSettings, ["--max-num-seqs", "9"], env)
+    parsed = command_line.parse(WorkerSettings, ["--max-num-seqs", "9"], env)
     assert (parsed.max_num_seqs, parsed.dtype) == (9, "float32")
 
 
 def test_booleans_can_be_switched_off_both_ways() -> None:
-    assert not settings.parse(SchedulerSettings, ["--no-lookahead"], {}).lookahead
-    assert not settings.parse(SchedulerSettings, [], {"PAGEFLEET_LOOKAHEAD": "false"}).lookahead
+    assert not command_line.parse(SchedulerSettings, ["--no-lookahead"], {}).lookahead
+    assert not command_line.parse(SchedulerSettings, [], {"PAGEFLEET_LOOKAHEAD": "false"}).lookahead
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_what_is_wrong_is_said(
     argv: list[str], env: dict[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
-        settings.parse(WorkerSettings, argv, env)
+        command_line.parse(WorkerSettings, argv, env)
     assert stopped.value.code == 2
     assert sentence in capsys.readouterr().err
 
@@ -65,7 +65,7 @@ def test_what_is_wrong_is_said(
 def test_a_number_of_any_length_is_taken_or_refused(name: str, digits: int) -> None:
     """Python's own limits are 308 digits of a float and 4300 of an int that is read."""
     with contextlib.suppress(SystemExit):
-        parsed = settings.parse(ServeSettings, [f"{flag_of(name)}={'9' * digits}"], {})
+        parsed = command_line.parse(ServeSettings, [f"{flag_of(name)}={'9' * digits}"], {})
         assert getattr(parsed, name) == "9" * digits
 
 
@@ -93,18 +93,18 @@ def test_what_would_do_nothing_is_refused(
     argv: list[str], env: dict[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
-        settings.parse(GatewaySettings, argv, env)
+        command_line.parse(GatewaySettings, argv, env)
     assert stopped.value.code == 2
     assert sentence in capsys.readouterr().err
 
 
 def test_what_is_right_is_taken() -> None:
     env = {"PAGEFLEET_FAULTS": "x", "PAGEFLEET_CLIENTS": "y", "PAGEFLEET_WORKERS": "2"}
-    told = settings.parse(
+    told = command_line.parse(
         GatewaySettings, ["--root-path=/llm", "--allowed-origins=http://A.org:8080,*"], env
     )
     assert (told.root_path, told.allowed_origins) == ("/llm", "http://a.org:8080,*")
-    assert settings.parse(GatewaySettings, ["--served-model-name", "a, b/c"], {}) == (
+    assert command_line.parse(GatewaySettings, ["--served-model-name", "a, b/c"], {}) == (
         GatewaySettings(served_model_name="a,b/c")
     )
 
@@ -117,7 +117,7 @@ def test_a_setting_has_all_of_its_names() -> None:
         ([], {"PAGEFLEET_DATA_PARALLEL_SIZE": "3"}),
         (["--workers=3"], {"PAGEFLEET_DATA_PARALLEL_SIZE": "4"}),
     ):
-        assert settings.parse(ServeSettings, argv, env).workers == 3
+        assert command_line.parse(ServeSettings, argv, env).workers == 3
 
 
 OPERATORS_KNOW = {
@@ -134,7 +134,7 @@ OPERATORS_KNOW = {
 
 def test_flags_that_operators_know_are_there(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        settings.parse(ServeSettings, ["--help"], {})
+        command_line.parse(ServeSettings, ["--help"], {})
     words = set(capsys.readouterr().out.replace(",", " ").split())
     assert words >= OPERATORS_KNOW
 
@@ -142,7 +142,7 @@ def test_flags_that_operators_know_are_there(capsys: pytest.CaptureFixture[str])
 def test_two_variables_of_one_setting_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     env = {"PAGEFLEET_WORKERS": "3", "PAGEFLEET_DATA_PARALLEL_SIZE": "3"}
     with pytest.raises(SystemExit) as stopped:
-        settings.parse(ServeSettings, [], env)
+        command_line.parse(ServeSettings, [], env)
     assert stopped.value.code == 2
     said = capsys.readouterr().err
     assert "PAGEFLEET_WORKERS and PAGEFLEET_DATA_PARALLEL_SIZE are one setting" in said
@@ -156,19 +156,19 @@ def test_sizes() -> None:
 
 @pytest.mark.parametrize("cls", ALL)
 def test_flags_carry_every_field_on(cls: type[ServeSettings]) -> None:
-    told = settings.parse(
+    told = command_line.parse(
         ServeSettings,
         ["--port=81", "--no-check", "--kv-cache-memory=1MiB", "--no-lookahead", "--threads=1"],
         {},
     )
-    passed = settings.parse(cls, settings.flags(told, cls), {})
+    passed = command_line.parse(cls, command_line.flags(told, cls), {})
     for field in dataclasses.fields(cls):
         assert getattr(passed, field.name) == getattr(told, field.name)
 
 
 def test_help_names_flag_default_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        settings.parse(WorkerSettings, ["--help"], {})
+        command_line.parse(WorkerSettings, ["--help"], {})
     text = " ".join(capsys.readouterr().out.split())
     assert "--max-num-seqs INT" in text
     assert "(default: 256; PAGEFLEET_MAX_NUM_SEQS)" in text
@@ -177,7 +177,7 @@ def test_help_names_flag_default_and_variable(capsys: pytest.CaptureFixture[str]
 def test_help_names_what_there_is_to_choose(capsys: pytest.CaptureFixture[str]) -> None:
     """And it says no default where there is none, and which part of a cell a flag is for."""
     with pytest.raises(SystemExit):
-        settings.parse(ServeSettings, ["--help"], {})
+        command_line.parse(ServeSettings, ["--help"], {})
     shown = capsys.readouterr().out
     text = " ".join(shown.split())
     for field in dataclasses.fields(ServeSettings):

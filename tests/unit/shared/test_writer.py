@@ -19,7 +19,7 @@ announce("so")
 SERVE = """
 import logging, sys
 from pagefleet.observe import configure_logging
-from pagefleet.settings import refuse
+from pagefleet.command_line import refuse
 configure_logging("service")
 for number in range(int(sys.argv[1])):
     logging.getLogger("any").info("line %06d", number)

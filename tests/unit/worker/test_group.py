@@ -18,9 +18,10 @@ import msgspec
 import pytest
 
 from benchmarks.drill.processes import is_alive
+from pagefleet.command_line import flags
 from pagefleet.manifest import CONFIG_FILE, Manifest
 from pagefleet.params import SamplingParams
-from pagefleet.settings import WorkerSettings, flags
+from pagefleet.settings import WorkerSettings
 from pagefleet.wire import Plan, unpack_floats
 from pagefleet_worker.follower import follow
 from pagefleet_worker.group import (
