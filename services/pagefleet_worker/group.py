@@ -257,12 +257,10 @@ class Group:
         return _Landing(launched, self._landed)
 
     def close(self) -> None:
-        """Let the followers end; the group does nothing more.
-
-        On a GPU a process ends without it (`ending`): NCCL would wait for recorded graphs to go.
-        """
+        """Let the followers end; the group does nothing more. No process needs it to end."""
         for follower in self._followers:
             follower.close()
+        del self._engine  # NCCL waits for recorded graphs to go
         self._ranks.close()
 
     @contextmanager

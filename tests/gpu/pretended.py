@@ -11,6 +11,7 @@ of the host under another name, so that their numbers are right; what they stand
   is rubbish.
 - A graph is the list of what was ordered, on tensors that stay: a replay orders that again, and
   asks no Python. While one is captured all of this holds, and nothing may come from the host.
+- What ranks exchange, gloo exchanges, in replays too: each rank is a process that pretends.
 
 Not seen is what only a device does: streams beside each other, memory that is reused, its limits.
 """
@@ -25,6 +26,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -137,6 +139,12 @@ class Gpu(TorchFunctionMode):
         self._kernels.add(key)
         self.launches += 1
         self._order(partial(_run, kernel, *_plain(args), **options))
+
+    def exchange(self, collective: Callable[..., Any], *args: Any) -> None:
+        """Exchange tensors with the other ranks, now and in replays."""
+        if not all(isinstance(each, OnGpu) for each in tree_leaves(args) if torch.is_tensor(each)):
+            raise MixedError(f"{collective.__name__} has a tensor of the host")
+        self._order(partial(collective, *_plain(args)))
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -331,7 +339,7 @@ class Stream:
 
 @contextmanager
 def pretended_gpu() -> Iterator[Gpu]:
-    """Have a GPU, in Triton's interpreter."""
+    """Have a GPU, and one more for another rank, in Triton's interpreter."""
     gpu = Gpu()
     stream = Stream()
     runtime = SimpleNamespace(cudaHostRegister=gpu.pin, cudaHostUnregister=gpu.unpin)
@@ -339,7 +347,7 @@ def pretended_gpu() -> Iterator[Gpu]:
     chip = SimpleNamespace(multi_processor_count=2, major=major, minor=minor)
     functions: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True,
-        "device_count": lambda: 1,
+        "device_count": lambda: 2,
         "current_device": lambda: 0,
         "set_device": lambda device: None,
         "set_sync_debug_mode": gpu.set_sync_debug_mode,
@@ -363,6 +371,13 @@ def pretended_gpu() -> Iterator[Gpu]:
         "graph": gpu.capture,
     }
 
+    begin = dist.init_process_group
+    exchanges: dict[str, Callable[..., Any]] = {
+        name: partial(gpu.exchange, getattr(dist, name))
+        for name in ("all_reduce", "all_gather", "broadcast")
+    }
+    exchanges["init_process_group"] = lambda nccl, device_id, **meeting: begin("gloo", **meeting)
+
     def run(kernel: InterpretedFunction, *args: Any, **options: Any) -> None:
         gpu.launch(kernel, *args, **options)
 
@@ -370,6 +385,8 @@ def pretended_gpu() -> Iterator[Gpu]:
     with pytest.MonkeyPatch.context() as patch, gpu:
         for name, function in functions.items():
             patch.setattr(torch.cuda, name, function)
+        for name, function in exchanges.items():
+            patch.setattr(dist, name, function)
         patch.setattr(InterpretedFunction, "run", run)
         yield gpu
     chip_of.cache_clear()

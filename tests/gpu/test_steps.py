@@ -12,9 +12,9 @@ import torch
 from pagefleet.params import Guide, SamplingParams
 from pagefleet.settings import WorkerSettings
 from pagefleet.wire import Logprobs, unpack_floats
+from pagefleet_worker.interface import Engine
 from pagefleet_worker.loading import load_engine
 from pagefleet_worker.prepare import prepare
-from pagefleet_worker.step.engine import TorchEngine
 from tests.driver import Driver, Stream
 from tests.gpu.engines import no_waiting, require_gpu_or_interpreter
 from tests.lora import with_adapters
@@ -58,7 +58,7 @@ def all_kinds_of_params(generator: random.Random) -> list[SamplingParams]:
     ]
 
 
-def streams_of(engine: TorchEngine, generator: random.Random, adapters: int = 0) -> list[Stream]:
+def streams_of(engine: Engine, generator: random.Random, adapters: int = 0) -> list[Stream]:
     """Streams of every kind, whose prompts come in chunks, and those of `by_hand`."""
     streams = []
     params = [
@@ -72,7 +72,7 @@ def streams_of(engine: TorchEngine, generator: random.Random, adapters: int = 0)
     return streams + by_hand(engine, generator)
 
 
-def by_hand(engine: TorchEngine, generator: random.Random) -> list[Stream]:
+def by_hand(engine: Engine, generator: random.Random) -> list[Stream]:
     """Two choices that part, one of them with drafts, and an embedding."""
     driver, seed = Driver(engine), generator.randrange(2**64)
     drawn, asked = (generator.choices(range(256), k=count) for count in (7, 5))
