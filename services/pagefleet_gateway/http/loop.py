@@ -16,18 +16,22 @@ _EXHAUSTED = "socket.accept() out of system resource"
 
 
 class GatewayLoop(asyncio.SelectorEventLoop):
-    """asyncio's own, where a TLS handshake has as long as a header; else it would have a minute.
+    """asyncio's own, with other times for TLS.
 
-    Until it is done there is no connection that `protocol` could watch.
+    A handshake has as long as a header, and not a minute: until it is done there is no connection
+    that `protocol` could watch. The end of a connection, in which the rest of an answer is sent,
+    has more than half a minute: that is watched.
     """
 
     handshake_seconds: ClassVar[float] = HEADER_SECONDS
+    shutdown_seconds: ClassVar[float] = 3600.0
     _quiet_until = 0.0
 
     async def create_server(self, *args: Any, **kwargs: Any) -> asyncio.Server:
         """See asyncio."""
         if kwargs.get("ssl") is not None:
             kwargs.setdefault("ssl_handshake_timeout", self.handshake_seconds)
+            kwargs.setdefault("ssl_shutdown_timeout", self.shutdown_seconds)
         return await super().create_server(*args, **kwargs)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Clients that never end their TLS handshake, and those for whom there is no descriptor."""
+"""Clients that never end their TLS handshake, read late, or for whom there is no descriptor."""
 
 import asyncio
 import resource
@@ -9,20 +9,26 @@ from pathlib import Path
 import pytest
 
 from pagefleet_gateway.http.loop import GatewayLoop
-from pagefleet_gateway.http.protocol import HEADER_SECONDS
+from pagefleet_gateway.http.protocol import HEADER_SECONDS, STUCK_SECONDS
 
 
 class HastyLoop(GatewayLoop):
     handshake_seconds = 0.1
 
 
+CERTIFICATE = Path(__file__).with_name("localhost.pem")
+
+
+async def tls_server(protocol: type[asyncio.Protocol]) -> asyncio.Server:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATE)
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(protocol, "127.0.0.1", 0, ssl=context)
+
+
 async def read_from_silent_handshake() -> bytes:
     """What a server with TLS answers whoever connects and says nothing."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(Path(__file__).with_name("localhost.pem"))
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0, ssl=context)
-    async with server:
+    async with await tls_server(asyncio.Protocol) as server:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         try:
             return await asyncio.wait_for(reader.read(), 10)
@@ -34,6 +40,48 @@ def test_a_silent_handshake_ends() -> None:
     assert GatewayLoop.handshake_seconds == HEADER_SECONDS
     with asyncio.Runner(loop_factory=HastyLoop) as runner:
         assert runner.run(read_from_silent_handshake()) == b""
+
+
+class Farewell(asyncio.Protocol):
+    """Says a lot, and closes."""
+
+    length = 10**7
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(b"x" * self.length)
+        transport.close()
+
+
+async def read_late() -> int:
+    """How much of a farewell reaches a client that begins to read when it is long closed."""
+    context = ssl.create_default_context(cafile=CERTIFICATE)
+    context.check_hostname = False
+    async with await tls_server(Farewell) as server:
+        address = server.sockets[0].getsockname()
+        reader, writer = await asyncio.open_connection(*address, ssl=context, limit=1000)
+        await asyncio.sleep(0.5)
+        taken = 0
+        try:
+            while part := await reader.read(1 << 16):
+                taken += len(part)
+        except ConnectionError:
+            pass
+        finally:
+            writer.transport.abort()
+        return taken
+
+
+class TerseLoop(GatewayLoop):
+    shutdown_seconds = 0.1
+
+
+def test_a_slow_reader_has_longer_than_asyncio_gives_it() -> None:
+    """It is watched (`protocol`), and not given so many seconds for all that is left."""
+    assert GatewayLoop.shutdown_seconds > 2 * STUCK_SECONDS
+    for loop, whole in ((TerseLoop, False), (GatewayLoop, True)):
+        with asyncio.Runner(loop_factory=loop) as runner:
+            assert (runner.run(read_late()) == Farewell.length) == whole
 
 
 async def accept_without_descriptors(caplog: pytest.LogCaptureFixture) -> None:

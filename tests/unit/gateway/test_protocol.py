@@ -3,8 +3,11 @@
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,13 +47,16 @@ class Patient(Hasty):
 
 
 @asynccontextmanager
-async def serving(app: Any = hello, protocol: Any = Hasty) -> AsyncIterator[tuple[str, int]]:
+async def serving(
+    app: Any = hello, protocol: Any = Hasty, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[str, int]]:
     """A server that gives little time; its address."""
     config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
     config.load()
     state = uvicorn.server.ServerState()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: protocol(config, state, {}), "127.0.0.1", 0)
+    made = partial(protocol, config, state, {})
+    server = await loop.create_server(made, "127.0.0.1", 0, ssl=tls)
     async with server, asyncio.timeout(60):
         yield server.sockets[0].getsockname()
 
@@ -222,19 +228,44 @@ def test_little_waits_for_a_client_that_takes_nothing() -> None:
     assert sent < 2 * (UNREAD_BYTES + UNSENT_BYTES)
 
 
-def test_a_client_that_leaves_the_end_of_its_answer_is_cut() -> None:
-    cut = asyncio.Event()
+def telling(cut: asyncio.Event) -> type[Hasty]:
+    """A protocol that tells when a connection has ended."""
 
     class Told(Hasty):
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             cut.set()
 
+    return Told
+
+
+def test_a_client_that_leaves_the_end_of_its_answer_is_cut() -> None:
     async def ask() -> None:
+        cut = asyncio.Event()
         body = b"x" * (UNREAD_BYTES + UNSENT_BYTES // 2)
-        async with serving(sending(body), Told) as address, reading_little(address):
+        async with serving(sending(body), telling(cut)) as address, reading_little(address):
             async with asyncio.timeout(5):
                 await cut.wait()
+
+    asyncio.run(ask())
+
+
+def test_a_client_that_reads_nothing_over_tls_is_cut() -> None:
+    """By the same watch, though asyncio gives the end of such a connection a time of its own."""
+
+    async def ask() -> None:
+        cut = asyncio.Event()
+        certificate = Path(__file__).with_name("localhost.pem")
+        ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        ours.load_cert_chain(certificate)
+        theirs = ssl.create_default_context(cafile=certificate)
+        theirs.check_hostname = False
+        async with serving(sending(b"x" * 10**7), telling(cut), ours) as address:
+            _, writer = await asyncio.open_connection(*address, ssl=theirs, limit=1000)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            async with asyncio.timeout(5):
+                await cut.wait()
+            writer.transport.abort()
 
     asyncio.run(ask())
 
