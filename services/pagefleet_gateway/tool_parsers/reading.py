@@ -21,10 +21,14 @@ def content(parser: ToolParser) -> Script:
 
 def find(parser: ToolParser, markers: Sequence[str]) -> Generator[None, str, str]:
     """Let text be content until one of the markers; it stays held."""
+    first = {marker[0] for marker in markers}
     while True:
-        parser.say(parser.held[: certain(parser.held, markers)])
-        if parser.held in markers:
-            return parser.held
+        if first.isdisjoint(parser.held):  # as most of a text is
+            parser.say(parser.held)
+        else:
+            parser.say(parser.held[: certain(parser.held, markers)])
+            if parser.held in markers:
+                return parser.held
         yield
 
 
@@ -63,10 +67,12 @@ def up_to(*markers: str, read: str = "") -> Generator[None, str, tuple[str, str]
 
 def certain(text: str, markers: Sequence[str]) -> int:
     """How much of a text lies before the markers, whatever follows."""
-    at = max(0, len(text) - max(map(len, markers)))
-    while not any(marker.startswith(text[at:]) for marker in markers):
-        at += 1
-    return at
+    for at in range(max(0, len(text) - max(map(len, markers))), len(text)):
+        tail = text[at:]
+        for marker in markers:
+            if marker.startswith(tail):
+                return at
+    return len(text)
 
 
 def marked(
