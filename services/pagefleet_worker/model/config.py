@@ -148,7 +148,7 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
         ModelError: the decoder does not cover this model; a sentence says why.
     """
     architecture = values.get("model_type")
-    if architecture not in FAMILIES:
+    if architecture not in ARCHITECTURES:
         raise ModelError(
             f"The architecture {architecture!r} is not supported; these are: "
             f"{', '.join(ARCHITECTURES)}."
@@ -163,6 +163,11 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
             f"{raw.num_key_value_heads} key/value heads evenly: the config is malformed."
         )
     head_dim = raw.head_dim or raw.hidden_size // raw.num_attention_heads
+    if not head_dim or head_dim % 2:
+        raise ModelError(
+            f"Its heads have {head_dim} dimensions, which do not turn in pairs: the config is "
+            "malformed."
+        )
     kinds = _kinds(family, raw)
     switches = {
         "qkv_bias": raw.attention_bias or raw.qkv_bias,
@@ -299,14 +304,20 @@ def _rope_parameters(family: Family, values: dict[str, Any], kind: str) -> dict[
     and `rope_theta`, and have scaling for layers without windows alone, if the kinds differ.
     """
     said = values.get("rope_parameters") or values.get("rope_scaling")
-    found: Mapping[str, Any] = said or family.rope
+    found = _table(said or family.rope)
     theta = values.get("rope_theta") or family.theta
     if family.local_theta is None:
         return {"rope_theta": theta, **found}
     if kind == SLIDING:
         theta = values.get("rope_local_base_freq") or family.local_theta
     own = found.get(kind, {} if kind == SLIDING or SLIDING in found else found)
-    return {"rope_theta": theta, **(own or {})}
+    return {"rope_theta": theta, **_table(own or {})}
+
+
+def _table(found: Any) -> Mapping[str, Any]:
+    if not isinstance(found, Mapping):
+        raise ModelError(f"The parameters of its rope are {found!r}: the config is malformed.")
+    return found
 
 
 def _convert(values: dict[str, Any], kind: type[_Kind]) -> _Kind:

@@ -8,7 +8,7 @@ of that for one class.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -28,18 +28,21 @@ class QkNorm(Enum):
     """All heads of a token together."""
 
 
+Size = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class _Common(msgspec.Struct, frozen=True):
     """The fields that all families read."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
     rms_norm_eps: float
-    max_position_embeddings: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    max_position_embeddings: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
     tie_word_embeddings: bool = False
     hidden_act: str = "silu"
 

@@ -26,6 +26,8 @@ def hf_model(folder: Path, name: str) -> ModelFiles:
     config = read_json(folder / CONFIG_FILE)
     if config is None:
         raise ModelError(f"{folder} lacks config.json: it is no model in Hugging Face's layout.")
+    if not isinstance(kind := config.get("model_type", ""), str):
+        raise ModelError(f"The model_type in {folder / CONFIG_FILE} is {kind!r}, not a name.")
     config = _with_quantization(_of_text(config), folder)
     if config.get("model_type") in ARCHITECTURES:
         format_of(config)  # what cannot be read is refused now

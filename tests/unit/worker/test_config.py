@@ -127,12 +127,31 @@ def test_configs_mean_what_they_mean_to_transformers(name: str, silent: bool) ->
             "swiglu_limit of 5.0 and a .* 1.702 are not",
         ),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
+        ({"num_attention_heads": 0}, r"malformed: .*>= 1.*\$.num_attention_heads"),
+        ({"hidden_size": 60}, "heads have 15 dimensions"),
+        ({"rope_parameters": [1]}, r"parameters of its rope are \[1\]"),
         ({"vocab_size": "many"}, r"malformed: .*\$.vocab_size"),
     ],
 )
 def test_what_cannot_be_served_is_refused(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ModelError, match=complaint):
         parse_config(LLAMA | change)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_is_wrong_is_refused_or_read(name: str) -> None:
+    """Whatever a field holds, nothing else is raised."""
+    published = LLAMA | PUBLISHED[name] | {"model_type": name, "num_key_value_heads": 2}
+    values, refused = AutoConfig.for_model(**published).to_dict(), 0
+    wrong = [0, -1, 1, 3, 0.5, True, "x", None, [], [0], ["x"], {}, {"a": 1}, {"rope_type": "yarn"}]
+    parse_config(values)
+    for field in values:
+        for value in [*wrong, {"full_attention": 1, "sliding_attention": 1}]:
+            try:
+                parse_config(values | {field: value})
+            except ModelError:
+                refused += 1
+    assert refused > 50
 
 
 def test_windows() -> None:

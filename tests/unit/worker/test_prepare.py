@@ -206,6 +206,7 @@ def test_changed_weights_have_another_folder_and_fingerprint(tmp_path, echo):
         ("config.json", "{", "is not JSON"),
         ("config.json", "[" * 100_000, "is not JSON"),
         ("config.json", '{"model_type": "llama"}', "lacks 'vocab_size'"),
+        ("config.json", '{"model_type": ["llama"]}', r"model_type in .* is \['llama'\]"),
         ("model.safetensors", None, r"lacks its weights, model\.safetensors"),
         (
             "model.safetensors.index.json",
