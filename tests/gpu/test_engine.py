@@ -48,7 +48,15 @@ def values(stream: Stream) -> list[float]:
         "gemma2",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("gemma3", "phi3-partial", "olmo3", "smollm3", "granite", "qwen3-moe")
+            for name in (
+                "gemma3",
+                "phi3-partial",
+                "olmo3",
+                "smollm3",
+                "granite",
+                "qwen3-moe",
+                "gpt-oss",
+            )
         ),
     ],
 )

@@ -121,7 +121,8 @@ def test_no_step_waits_and_streams_are_those_of_a_cpu(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["fp8", "invariant", "eager", "bfloat16", "adapters", "gpt2", "mixtral"]
+    "name",
+    ["fp8", "invariant", "eager", "bfloat16", "adapters", "gpt2", "mixtral", "gpt-oss"],
 )
 def test_no_step_of_any_engine_waits(
     name: str,
@@ -134,7 +135,7 @@ def test_no_step_of_any_engine_waits(
 ) -> None:
     if name == "adapters":
         folder, _ = with_adapters(small_model("llama"), tmp_path)
-    elif name in ("gpt2", "mixtral"):
+    elif name in ("gpt2", "mixtral", "gpt-oss"):
         folder = prepared_model(name)
     engine = load_engine(folder, replace(GPU, **CHANGES.get(name, {})), lambda: None)
     with no_waiting():
