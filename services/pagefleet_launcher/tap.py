@@ -14,7 +14,7 @@ import typing
 import zlib
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgpack  # type: ignore[import-untyped]
 import msgspec
@@ -78,7 +78,7 @@ def describe(values: Sequence[Any]) -> str:
     return " ".join([name, *_named(message, fields)])
 
 
-def _is_of(message: Any, values: Sequence[Any]) -> bool:
+def _is_of(message: Any, values: Sequence[Any]) -> "TypeGuard[type[msgspec.Struct]]":
     if not (isinstance(message, type) and issubclass(message, msgspec.Struct)):
         return False
     try:
