@@ -107,6 +107,7 @@ class GatewaySettings(CellSettings, ModelSettings):
             "qwen",
             "granite4",
             "qwen3_coder",
+            "qwen3_xml",
             "llama3_json",
             "mistral",
             "pythonic",
@@ -115,6 +116,7 @@ class GatewaySettings(CellSettings, ModelSettings):
             "olmo3",
             "deepseek_v3",
             "glm45",
+            "glm47",
             "openai",
         ),
     )

@@ -111,7 +111,7 @@ class ToolUse:
     structure: Structure | None = None
     """Guarantees what calls are like, or that there are some."""
     keeps_special: bool = False
-    """Special tokens are part of how calls are written."""
+    """Special tokens are part of the text: in some models they are how calls are written."""
     parallel: bool = True
     """More than one call is wanted, if the model makes more."""
 
@@ -161,7 +161,7 @@ def tool_use(
     elif notation.tagged and any(tool.function.strict for tool in tools):
         calls = _text_and_calls(tools, grammars)
     reader = partial(ToolParser, notation.script, named)
-    return ToolUse(shown, reader, calls, notation.special, parallel)
+    return ToolUse(shown, reader, calls, keeps_special=True, parallel=parallel)
 
 
 def _allowed(tools: Sequence[Tool], subset: ToolSubset) -> list[Tool]:

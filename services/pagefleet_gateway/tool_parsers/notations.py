@@ -25,23 +25,23 @@ class Notation:
     script: Callable[[ToolParser], Script]
     tagged: bool = False
     """Calls are objects between the tags of `hermes`."""
-    special: bool = False
-    """Its markers may be special tokens, which must be part of the text then."""
 
 
 NOTATIONS: Final[dict[str, Notation]] = {
     "hermes": Notation(hermes, tagged=True),
     "qwen": Notation(hermes, tagged=True),
     "granite4": Notation(hermes, tagged=True),
-    "llama3_json": Notation(llama3_json, special=True),
-    "mistral": Notation(mistral, special=True),
+    "llama3_json": Notation(llama3_json),
+    "mistral": Notation(mistral),
     "pythonic": Notation(pythonic),
     "qwen3_coder": Notation(qwen3_coder),
-    "granite": Notation(granite, special=True),
+    "qwen3_xml": Notation(qwen3_coder),
+    "granite": Notation(granite),
     "phi4_mini_json": Notation(phi4_mini_json),
-    "olmo3": Notation(olmo3, special=True),
-    "deepseek_v3": Notation(deepseek_v3, special=True),
+    "olmo3": Notation(olmo3),
+    "deepseek_v3": Notation(deepseek_v3),
     "glm45": Notation(glm45),
-    "openai": Notation(openai, special=True),
+    "glm47": Notation(glm45),
+    "openai": Notation(openai),
 }
 """By the name that `--tool-call-parser` has for it."""

@@ -21,6 +21,7 @@ from pagefleet_gateway.requests.generation import Limits
 from pagefleet_gateway.requests.understanding import understand_chat
 from pagefleet_gateway.sandbox.template import ChatTemplate
 from pagefleet_gateway.text.chat_prompt import ChatPrompts
+from pagefleet_gateway.tool_parsers.notations import NOTATIONS
 from pagefleet_worker.grammar import DisobeyedError, Grammars
 from tests.byte_grammars import byte_grammars
 from tests.schemas import random_schema
@@ -552,9 +553,10 @@ def test_auto_needs_to_know_the_model() -> None:
 
 
 def test_markers_that_are_special_tokens_are_text() -> None:
-    assert chat(model("mistral")).generation.keeps_special
-    assert not chat(model("hermes")).generation.keeps_special
-    assert chat(model("hermes", "mistral")).generation.keeps_special
+    for family in NOTATIONS:
+        assert chat(model(family)).generation.keeps_special
+        assert not chat(model(family), tools=None).generation.keeps_special
+        assert not chat(model(family), tool_choice="required").generation.keeps_special
     assert chat(model(None, "mistral"), tools=None).generation.keeps_special
     assert not chat(model(None, "granite"), tools=None).generation.keeps_special
 
