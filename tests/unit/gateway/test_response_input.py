@@ -215,6 +215,7 @@ def test_items_become_turns() -> None:
             "content": "It is warm.",
             "reasoning_content": "Well.",
             "reasoning": "Well.",
+            "thinking": "Well.",
         },
         {"role": "assistant", "content": "No more."},
         {"role": "user", "content": "Thanks."},
