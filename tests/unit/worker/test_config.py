@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pagefleet_worker.model.config import parse_config
-from pagefleet_worker.model.families import QkNorm
+from pagefleet_worker.model.families import HfConfig, QkNorm
 from pagefleet_worker.model_files import ModelError
 
 LLAMA = {
@@ -144,8 +144,9 @@ def test_what_is_wrong_is_refused_or_read(name: str) -> None:
     published = LLAMA | PUBLISHED[name] | {"model_type": name, "num_key_value_heads": 2}
     values, refused = AutoConfig.for_model(**published).to_dict(), 0
     wrong = [0, -1, 1, 3, 0.5, True, "x", None, [], [0], ["x"], {}, {"a": 1}, {"rope_type": "yarn"}]
+    values.pop("layer_types", None)  # they follow from other fields then
     parse_config(values)
-    for field in values:
+    for field in values.keys() | HfConfig.__struct_fields__:
         for value in [*wrong, {"full_attention": 1, "sliding_attention": 1}]:
             try:
                 parse_config(values | {field: value})

@@ -82,10 +82,10 @@ def test_files_with_one_tensor_for_all_experts(
             assert torch.equal(tensor, getattr(same, field))
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "qwen3-moe"])
 @pytest.mark.parametrize("kinds", [["F32"], ["Q8_0"], ["Q4_0"]], ids=str)
 def test_gguf(name: str, kinds: list[str], tmp_path: Path) -> None:
-    dense = {} if name == "mixtral" else {"mlp_only_layers": []}
+    dense = {"mlp_only_layers": []} if name == "qwen3-moe" else {}
     folder = make_model(name, tmp_path / "hf", **dense)
     path = write_gguf(tmp_path / "model.gguf", folder, kinds)
     files, config = Weights("gguf", (str(path),)), config_of(folder)

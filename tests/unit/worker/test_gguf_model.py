@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 from pagefleet.byte_alphabet import CHARACTER_OF_BYTE
 from pagefleet.manifest import Manifest
 from pagefleet_kernels.layers import Activation
+from pagefleet_worker.checkpoints.gguf_file import read_gguf
 from pagefleet_worker.model.config import parse_config
 from pagefleet_worker.model.rope import LongRope
 from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.preparation.gguf_config import gguf_config
 from pagefleet_worker.preparation.gguf_model import gguf_model
 from pagefleet_worker.prepare import prepare
 
@@ -254,6 +256,44 @@ def test_llama3_scaling_is_recovered_from_its_factors(tmp_path):
 def test_what_cannot_be_served_is_said(tmp_path, options, reason):
     with pytest.raises(ModelError, match=reason):
         gguf_model(gguf_file(tmp_path / "m.gguf", **options), "m")
+
+
+def test_a_part_of_a_model_is_refused(tmp_path):
+    path = gguf_file(tmp_path / "m.gguf", split__count=2)
+    with pytest.raises(ModelError, match="by llama-gguf-split --merge"):
+        gguf_model(path, "m")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "granite", "olmo2", "qwen2moe"])
+def test_metadata_is_refused_or_read(tmp_path, architecture):
+    """Whatever a key holds, and whichever is not there, nothing else is raised."""
+    own = {
+        "attention__key_length": 16,
+        "attention__sliding_window": 24,
+        "attention__sliding_window_pattern": 2,
+        "attention__scale": 0.5,
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "rope__dimension_count": 16,
+        "rope__scaling__type": "yarn",
+        "rope__scaling__factor": 2.0,
+        "rope__scaling__original_context_length": 64,
+    }
+    extra = {f"{architecture}__{key}": value for key, value in own.items()}
+    file = read_gguf(gguf_file(tmp_path / "m.gguf", architecture, **extra))
+    assert gguf_config(file.metadata, file.tensors)["num_attention_heads"] == 4
+    refused, keys = 0, [key for key in file.metadata if not key.startswith("tokenizer")]
+    for key in keys:
+        others = {other: value for other, value in file.metadata.items() if other != key}
+        wrong = [0, -1, 7, 0.5, "x", [], [1, 2], ["x"]]
+        for metadata in [others, *(others | {key: value} for value in wrong)]:
+            try:
+                gguf_config(metadata, file.tensors)
+            except ModelError:
+                refused += 1
+    assert refused > 50
+    with pytest.raises(ModelError, match="lacks the tensor 'token_embd"):
+        gguf_config(file.metadata, {})
 
 
 def test_a_file_that_is_not_gguf_is_refused(tmp_path):
