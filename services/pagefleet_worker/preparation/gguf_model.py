@@ -51,7 +51,7 @@ def gguf_model(path: Path, name: str, *, own_tokenizer: bool = True) -> ModelFil
         weights=Weights("gguf", (str(path.resolve()),)),
         special_tokens=named,
         chat_template=metadata.get("tokenizer.chat_template"),
-        end_of_turn_ids=tuple(roles[role] for role in ("eot", "eom") if role in roles),
+        end_of_turn_ids=vocabulary.ends_of_turns,
         embeds=_pooling(metadata) in (_Pooling.NONE, _Pooling.LAST),
     )
 

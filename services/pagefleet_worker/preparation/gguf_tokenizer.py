@@ -159,7 +159,8 @@ def _added_tokens(vocabulary: GgufVocabulary, strips: bool) -> list[AddedToken]:
 
     strips: whether white space behind them is left out.
     """
-    tokens, ends, added = vocabulary.tokens, vocabulary.roles.values(), []
+    tokens, added = vocabulary.tokens, []
+    ends = {*vocabulary.roles.values(), *vocabulary.ends_of_turns}
     types = vocabulary.token_type or [TokenType.NORMAL] * len(tokens)
     for number, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         special = kind in (TokenType.CONTROL, TokenType.UNKNOWN) or number in ends

@@ -13,6 +13,9 @@ INSTEAD = "Name the model's tokenizer.json, or a folder that holds it, with --to
 
 _PREFIX = "tokenizer.ggml."
 
+_ENDS_OF_TURNS = ("<|im_end|>", "<|end|>", "<end_of_turn>", "<|eot_id|>", "<|eom_id|>")
+"""Tokens that end a turn, by what they are: many files name none (llama.cpp knows them so too)."""
+
 
 class TokenType(IntEnum):
     """`tokenizer.ggml.token_type` (the GGUF specification, after SentencePiece's types)."""
@@ -54,6 +57,14 @@ class GgufVocabulary(msgspec.Struct, frozen=True, rename=lambda name: _PREFIX + 
             "eom": self.eom_token_id,
         }
         return {role: token_id for role, token_id in ids.items() if token_id is not None}
+
+    @property
+    def ends_of_turns(self) -> tuple[int, ...]:
+        """The ids of the tokens that end a turn of a chat, named or known."""
+        named = [self.roles[role] for role in ("eot", "eom") if role in self.roles]
+        numbers = self.numbers
+        known = [numbers[token] for token in _ENDS_OF_TURNS if token in numbers]
+        return tuple(dict.fromkeys([*named, *known]))
 
     @property
     def numbers(self) -> dict[str, int]:

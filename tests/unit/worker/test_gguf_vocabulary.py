@@ -85,3 +85,15 @@ def test_what_ends_texts_and_turns_is_special_whatever_its_type(kind):
     added = tokenizer.get_added_tokens_decoder()
     assert {number for number, token in added.items() if token.special} == {257, 258, 259}
     assert tokenizer.encode("h<|eot|>", add_special_tokens=False).tokens == ["h", "<|eot|>"]
+
+
+@pytest.mark.parametrize("kind", [TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.CONTROL])
+def test_a_turn_ends_though_no_key_names_its_end(kind):
+    """As in files of Phi-3, whose turns end with <|end|>, and texts with another token."""
+    values = METADATA["gpt2"] | {"tokens": [*METADATA["gpt2"]["tokens"], "<|end|>", "<end>"]}
+    values |= {"token_type": [*KINDS, kind, kind]}
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+    assert gguf_vocabulary(metadata).ends_of_turns == (259, 260)
+    assert tokenizer_of(values).get_added_tokens_decoder()[260].special
+    del metadata["tokenizer.ggml.eot_token_id"]
+    assert gguf_vocabulary(metadata).ends_of_turns == (260,)
