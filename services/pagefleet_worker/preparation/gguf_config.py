@@ -33,6 +33,7 @@ windows is an OLMo 3.
 """
 
 _OPTIONAL = {
+    "attention.causal": "is_causal",
     "attention.sliding_window": "sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
