@@ -1,12 +1,13 @@
 """How fast the kernels are, beside the plain reference and the machine's own limits.
 
-    python benchmarks/kernels.py [--threads N] [--quick]
+    python benchmarks/kernels.py [--threads N] [--quick] [--experts]
 
 Decode attention is bound by memory: its figure is the bytes of keys and values that it reads a
 second, beside what a plain sum reads. Prefill attention is bound by arithmetic: its figure is the
 floating-point operations of the two matrix products over visible keys, beside a plain float32
 product. The shape is SmolLM2-135M's: 9 query heads, 3 key/value heads, head size 64, blocks of 16.
-Every figure is a median; a pool has layers until it is larger than the caches.
+Every figure is a median; a pool has layers until it is larger than the caches. `--experts` measures
+those of gpt-oss-20b alone, a layer of 32 of which a row takes 4, with weights of all kinds.
 """
 
 import argparse
@@ -21,6 +22,9 @@ from torch import Tensor
 
 from pagefleet_kernels import reference
 from pagefleet_kernels.dispatch import Kernels, select
+from pagefleet_kernels.experts import Experts, Routing
+from pagefleet_kernels.layers import Activation
+from pagefleet_kernels.quantized import GROUP, Matrix, Quantized
 
 QUERY_HEADS, HEADS, HEAD_SIZE, BLOCK_SIZE = 9, 3, 64, 16
 HIDDEN, INTERMEDIATE = 576, 1536
@@ -136,6 +140,48 @@ def show_layers(kernels: Kernels, repeats: int) -> None:
             print(f"{str(dtype)[6:]:12} {rows:5} " + " ".join(f"{cell:>17}" for cell in cells))
 
 
+def random_experts(kind: str) -> Experts:
+    """Those of a layer of gpt-oss-20b, with matrices of some kind."""
+    experts, size = 32, 2880
+
+    def matrix(outputs: int) -> Matrix:
+        shape = experts * outputs, size
+        if kind == "plain":
+            return torch.empty(shape, dtype=torch.bfloat16).normal_(std=size**-0.5)
+        scales = (torch.rand(shape[0], size // GROUP) / size**0.5).half()
+        if kind == "int8":
+            return Quantized(torch.randint(256, shape, dtype=torch.uint8), scales / 64)
+        numbers = torch.randint(16, shape, dtype=torch.uint8)
+        if kind == "float4":
+            return Quantized(numbers, scales / 4, floats=True)
+        return Quantized(numbers, scales / 4, -2 * scales)
+
+    return Experts(
+        router=torch.randn(experts, size).bfloat16() / size**0.5,
+        gate_up=matrix(2 * size),
+        down=matrix(size),
+        routing=Routing(4, renormalized=True),
+        router_bias=torch.randn(experts).bfloat16(),
+        gate_up_bias=torch.randn(experts * 2 * size).bfloat16(),
+        down_bias=torch.randn(experts * size).bfloat16(),
+        activation=Activation.CLAMPED,
+    )
+
+
+def show_experts(kernels: Kernels, repeats: int) -> None:
+    """Milliseconds of a call for each number of rows; kinds take turns."""
+    kinds = ("plain", "int8", "int4", "float4")
+    layers = [kernels.experts(random_experts(kind)) for kind in kinds]
+    print("experts, ms     rows " + "".join(f"{kind:>8}" for kind in kinds))
+    for rows in (1, 4, 16, 64, 256):
+        values = torch.randn(rows, 2880).bfloat16()
+        found: list[list[float]] = [[] for _ in kinds]
+        for _ in range(repeats):
+            for seconds, layer in zip(found, layers, strict=True):
+                seconds.append(median_seconds(partial(layer, values), 1))
+        print(f"{rows:20} " + "".join(f"{statistics.median(each) * 1e3:8.1f}" for each in found))
+
+
 def show_alternation(kernels: Kernels, repeats: int) -> None:
     """Whether torch's threads and the kernels' get in each other's way."""
     step = Step(8, 256, 1, torch.bfloat16)
@@ -164,12 +210,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, help="of torch and the kernels")
     parser.add_argument("--quick", action="store_true", help="medians of 3 instead of 15")
+    parser.add_argument("--experts", action="store_true", help="those of gpt-oss-20b alone")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     repeats = 3 if options.quick else 15
     kernels = select(torch.device("cpu"))
+    if options.experts:
+        show_experts(kernels, repeats)
+        return
     begin = time.perf_counter()
     for dtype in DTYPES:
         kernels.warm_up(dtype, dtype, QUERY_HEADS, HEADS, HEAD_SIZE)

@@ -135,7 +135,8 @@ def _unpacked(builder: Any, weights: Weights, words: Any) -> list[Any]:
 
 def _looked_up(builder: Any, nibbles: Any) -> Any:
     """The numbers of floats of four bits, a byte each, with what is added to them."""
-    codes, table = builder.bitcast(nibbles, _BYTES), [each + 12 for each in E2M1_HALVES]
+    codes = builder.bitcast(nibbles, _BYTES)
+    table = [each + Weights.FLOAT4.added for each in E2M1_HALVES]
     if _SHUFFLES_BYTES:
         kind = ir.FunctionType(_BYTES, [_BYTES, _BYTES])
         name = "llvm.x86.avx512.pshuf.b.512"

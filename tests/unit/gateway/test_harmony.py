@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from pagefleet.wire import Finish
 from pagefleet_gateway.answers.choice import Piece
 from pagefleet_gateway.answers.message import MessageForm, MessageReader
+from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.text.harmony import Harmony, HarmonyParser
 from pagefleet_gateway.tool_parsers.notations import NOTATIONS
 from pagefleet_gateway.tool_parsers.parser import ToolParser
-from tests.unit.gateway import test_tools
+from tests.unit.gateway import test_messages_stream, test_response_stream, test_tools
+from tests.unit.gateway.served import echo_model
 from tests.unit.gateway.test_tools import HELLO, chat, streamed, whole
 
 THINKS = "<|channel|>analysis<|message|>Need the weather.<|end|>"
@@ -153,3 +155,31 @@ def test_a_chat_says_what_was_thought_and_called() -> None:
     assert plain["message"]["content"] == "Warm <b>and</b> dry."
     cut = whole(chat(served), THINKS[:-12], Finish.LENGTH)
     assert cut["message"]["content"] in (None, "")
+
+
+def spoken() -> ServedModel:
+    return replace(echo_model(), tool_call_parser="openai", reasoning_parser="openai_gptoss")
+
+
+def test_responses_have_an_item_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_response_stream, "model", spoken)
+    text, body = f"{THINKS}{ASSISTANT}{PREAMBLE}{ASSISTANT}{CALL}", test_response_stream.body()
+    answer = test_response_stream.whole(test_response_stream.understood(body), text)
+    *_, (_, last) = test_response_stream.streamed(body, text)
+    for output in (answer["output"], last["response"]["output"]):
+        thought, said, call = output
+        assert thought["content"][0]["text"] == "Need the weather."
+        assert said["content"][0]["text"] == "I look."
+        assert (call["name"], call["arguments"]) == ("weather", CITY)
+
+
+def test_messages_have_a_block_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_messages_stream, "model", spoken)
+    text, body = f"{THINKS}{ASSISTANT}{PREAMBLE}{ASSISTANT}{CALL}", test_messages_stream.body()
+    answer = test_messages_stream.whole(test_messages_stream.understood(body), text)
+    events = [event for _, event in test_messages_stream.streamed(body, text)]
+    for message in (answer, test_messages_stream.put_together(events)):
+        thought, said, call = message["content"]
+        assert (thought["thinking"], said["text"]) == ("Need the weather.", "I look.")
+        assert (call["name"], call["input"]) == ("weather", {"city": "Rome"})
+        assert message["stop_reason"] == "tool_use"
