@@ -94,16 +94,19 @@ def assert_equal(weights: DecoderWeights, state: dict[str, Tensor], name: str = 
     assert used == set(state)
 
 
+TIED = ("llama-tied", "gemma", "gemma2", "gemma3")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "name", ["llama-biases", "llama-tied", "mistral", "qwen2", "qwen3", "gemma2", "olmo2", "phi3"]
+    "name", ["llama-biases", "mistral", "qwen2", "qwen3", "olmo2", "phi3", *TIED]
 )
 def test_safetensors(name: str, dtype: torch.dtype, small_model: Callable[[str], Path]) -> None:
     folder = small_model(name)
     weights = load(files_of(folder), config_of(folder), dtype)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert_equal(weights, model.state_dict(), name)
-    assert (weights.head is weights.embedding) == (name in ("llama-tied", "gemma2"))
+    assert (weights.head is weights.embedding) == (name in TIED)
 
 
 def test_a_model_without_a_head(tmp_path: Path, small_model: Callable[[str], Path]) -> None:
