@@ -15,9 +15,10 @@ from pagefleet.manifest import Manifest, ManifestError
 from pagefleet.observe import configure_logging
 from pagefleet.prepared import prepared_folder
 from pagefleet.settings import WorkerSettings
+from pagefleet_worker.compute import Progress
 from pagefleet_worker.ending import end_now, run_to_end
 from pagefleet_worker.interface import Engine
-from pagefleet_worker.server import ComputeEndedError, Progress, Server, ShutOutError
+from pagefleet_worker.server import ComputeEndedError, Server, ShutOutError
 
 log = logging.getLogger("pagefleet_worker")
 

@@ -140,7 +140,7 @@ class WorkerParty:
         self._membership.check()
 
     def _computed(self, plan: wire.Plan) -> wire.Result | None:
-        """As `pagefleet_worker.server.Compute` does it."""
+        """As `pagefleet_worker.compute.Compute` does it."""
         if plan.epoch != self._epoch:
             return None
         try:

@@ -14,8 +14,9 @@ import zmq
 
 from pagefleet.transport import Hub
 from pagefleet.wire import Join, Plan, Result, WorkerHello, decode_from_worker, encode
+from pagefleet_worker.compute import Compute, Progress, log
 from pagefleet_worker.interface import DeviceLostError, EngineFacts, PlanError
-from pagefleet_worker.server import Compute, ComputeEndedError, Progress, Server, log
+from pagefleet_worker.server import ComputeEndedError, Server
 
 FACTS = EngineFacts("model", "class", 16, 8, 4, 64, 64, 100)
 
