@@ -33,7 +33,7 @@ def test_contents_follow_the_plans(device: torch.device, generator: random.Rando
         filled, targets = still[:3], still[3:6]
         out = list(zip(filled, generator.sample(range(HOST_BLOCKS), 3), strict=True))
         back = list(zip(generator.sample(range(HOST_BLOCKS), 3), targets, strict=True))
-        step = Step(1, number, [], [], [], [], [], out, back)
+        step = Step(1, number, [], [], [], [], out, back)
         swaps.take_out(step)
         swaps.bring_in(step)
         pool[:, :, to_device(filled, device)] = number + 0 * (delay @ delay)[0, 0].abs()

@@ -10,7 +10,6 @@ from array import array
 import torch
 from torch import Tensor
 
-from pagefleet.params import SamplingParams
 from pagefleet_worker.paging.batch import Batch
 from pagefleet_worker.paging.causal_model import CausalModel
 from pagefleet_worker.paging.pools import make_pool
@@ -31,11 +30,9 @@ def find_kv_scales(model: CausalModel, block_size: int, limit: int) -> Tensor:
     config, count = model.config, min(TOKENS, limit)
     blocks = -(-count // block_size)
     pool = make_pool(config, blocks, block_size, model.kv_dtype, model.device)
-    slot = Slot(SamplingParams(max_tokens=0, seed=0), count, array("i"), [0], b"")
-    slot.table.extend(range(blocks))
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (count,), generator=generator)
-    row = Row(0, slot, 0, array("i", tokens.tolist()), 0)
+    row = Row(0, Slot.bare(range(blocks)), 0, array("i", tokens.tolist()), 0)
     model.hidden(Batch.of([row], block_size, model.device), pool)
     return scales_for(pool.float().abs().amax((2, 4, 5)))
 

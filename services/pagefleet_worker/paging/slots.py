@@ -11,7 +11,7 @@ engine sampled, which is what the scheduler means by `SAMPLED` in the next step.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pagefleet.params import SamplingParams
@@ -63,6 +63,12 @@ class Slot:
         tokens.extend(unpack_ints(order.output))
         _check_ids(tokens)
         return cls(order.params, length, tokens, list(order.choices), order.salt)
+
+    @classmethod
+    def bare(cls, blocks: Iterable[int], adapter: int = 0) -> "Slot":
+        """Of no request: for what is computed before there are any, over some blocks."""
+        params = SamplingParams(max_tokens=0, seed=0, adapter=adapter)
+        return cls(params, 0, array("i"), [0], b"", array("i", blocks))
 
     def forked(self, choice: int) -> "Slot":
         """A copy that samples for one choice."""
@@ -147,7 +153,6 @@ class Step:
     epoch: int
     number: int
     rows: list[Row]
-    opened: list[int]
     forked: list[tuple[int, int]]
     """(target slot, source slot)"""
     deltas: list[tuple[int, int, int]]
@@ -208,8 +213,7 @@ class Slots:
             if not 0 <= host < self.host_blocks:
                 raise PlanError(f"block {host} is outside the host pool of {self.host_blocks}")
         rows = self._rows(plan)
-        opened = [order.slot for order in plan.opens]
-        return Step(plan.epoch, plan.step, rows, opened, forked, deltas, copies, swap_out, swap_in)
+        return Step(plan.epoch, plan.step, rows, forked, deltas, copies, swap_out, swap_in)
 
     def record(self, row: Row, tokens: Sequence[int]) -> None:
         """Append what was sampled for a row at its last position to the slot's history.

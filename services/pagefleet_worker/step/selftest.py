@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pagefleet.params import SamplingParams
 from pagefleet_worker.paging.batch import Batch
 from pagefleet_worker.paging.causal_model import CausalModel
 from pagefleet_worker.paging.pools import make_pool
@@ -41,8 +40,8 @@ def is_exact(model: CausalModel, block_size: int, limit: int) -> bool:
     pool = make_pool(model.config, blocks, block_size, model.kv_dtype, model.device)
     used = -(-length // block_size)
     for adapter in range(min(model.adapters, 1) + 1):
-        slot = _slot(range(used), adapter)
-        other = _slot(range(used, blocks), model.adapters - adapter)
+        slot = Slot.bare(range(used), adapter)
+        other = Slot.bare(range(used, blocks), model.adapters - adapter)
         whole = _last_logits(model, [Row(0, slot, 0, sequence, 1)], block_size, pool)
         if whole.isnan().any():
             raise FloatingPointError("the model computes NaN")
@@ -54,13 +53,6 @@ def is_exact(model: CausalModel, block_size: int, limit: int) -> bool:
             if not torch.equal(_last_logits(model, rows, block_size, pool), whole):
                 return False
     return True
-
-
-def _slot(table: Sequence[int], adapter: int) -> Slot:
-    params = SamplingParams(max_tokens=1, seed=0, adapter=adapter)
-    slot = Slot(params, 0, array("i"), [0], b"")
-    slot.table.extend(table)
-    return slot
 
 
 def _last_logits(model: CausalModel, rows: Sequence[Row], block_size: int, pool: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def slots() -> DeviceSlots:
 def step_of(
     deltas: list[tuple[int, int, int]], forked: list[tuple[int, int]] | None = None
 ) -> Step:
-    return Step(1, 0, [], [], forked or [], deltas, [], [], [])
+    return Step(1, 0, [], forked or [], deltas, [], [], [])
 
 
 def row_of(number: int, table: list[int], start: int, tokens: list[int], adapter: int = 0) -> Row:

@@ -46,7 +46,7 @@ def step_of(
     slot = Slot(SamplingParams(max_tokens=1, seed=0), 1, array("i", [1]), [0], b"")
     slot.table.extend(table or [])
     rows = [Row(0, slot, 0, array("i", [1]), 0)] if table else []
-    return Step(1, 0, rows, [], [], [], copies or [], out or [], back or [])
+    return Step(1, 0, rows, [], [], copies or [], out or [], back or [])
 
 
 def run(swaps: Swaps, step: Step) -> None:
