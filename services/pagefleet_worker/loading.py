@@ -1,30 +1,26 @@
 """From a prepared model and a worker's settings to a torch engine that is ready to serve."""
 
-import hashlib
 import logging
-import secrets
 import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pagefleet.manifest import Manifest, Weights
-from pagefleet.params import SamplingParams
+from pagefleet.manifest import Manifest
 from pagefleet.settings import WorkerSettings
-from pagefleet_kernels.dispatch import Kernels, select
-from pagefleet_worker.checkpoints.safetensors_files import first_without_numbers
+from pagefleet_kernels.dispatch import select
 from pagefleet_worker.grammar import Grammars
 from pagefleet_worker.interface import EngineFacts
-from pagefleet_worker.model.config import ARCHITECTURES, DecoderConfig
+from pagefleet_worker.model.config import ARCHITECTURES
 from pagefleet_worker.model.decoder import Decoder
 from pagefleet_worker.model.ranks import ALONE, Ranks
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.model_loading import Means, choose_device, load_model
+from pagefleet_worker.numerics import keeps_promise, numerics_class
 from pagefleet_worker.paging.batch import Batch
 from pagefleet_worker.paging.causal_model import CausalModel
 from pagefleet_worker.paging.device_slots import DeviceSlots
@@ -43,7 +39,6 @@ from pagefleet_worker.step.engine import TorchEngine
 from pagefleet_worker.step.graphs import LEAST, CudaCapture, graph_sizes
 from pagefleet_worker.step.inputs import DeviceInputs
 from pagefleet_worker.step.rehearsal import rehearse
-from pagefleet_worker.step.selftest import is_exact
 from pagefleet_worker.step.team import Team
 
 _log = logging.getLogger(__name__)
@@ -132,10 +127,11 @@ def _load_engine(
     pool = make_pool(shape, size.blocks + spare, settings.block_size, kept, device)
     host_pool = make_host_pool(pool, settings.swap_space or 0)
     costs = {} if host_pool is None else _measure_costs(decoder, limits, pool, host_pool)
-    exact = _is_exact(kernels, decoder, limits, manifest.weights)
+    longest = min(limits.length, limits.tokens)
+    exact = keeps_promise(kernels, decoder, limits.block_size, longest, manifest.weights)
     facts = EngineFacts(
         fingerprint=manifest.fingerprint,
-        numerics=_numerics_class(kernels, decoder, settings, exact=exact),
+        numerics=numerics_class(kernels, decoder, settings, ranks, exact=exact),
         block_size=limits.block_size,
         blocks=size.blocks,
         slots=limits.sequences,
@@ -222,9 +218,7 @@ def run_full_step(decoder: CausalModel, limits: Limits) -> None:
     longest = min(tokens, limits.length)
     blocks = -(-longest // block_size)
     pool = make_pool(decoder.config, blocks, block_size, decoder.kv_dtype, decoder.device)
-    params = SamplingParams(max_tokens=0, seed=0, adapter=decoder.adapters)
-    slot = Slot(params, longest, array("i"), [0], b"")
-    slot.table.extend(range(blocks))
+    slot = Slot.bare(range(blocks), decoder.adapters)
     zeros = array("i", [0]) * longest
     rows = [
         Row(number, slot, 0, zeros[: tokens - start], 0)
@@ -242,73 +236,3 @@ def _choose_length(wanted: int | None, possible: int) -> int:
             "Lower it, or leave it out."
         )
     return wanted or possible
-
-
-def _is_exact(kernels: Kernels, decoder: CausalModel, limits: Limits, weights: Weights) -> bool:
-    """Whether a row's bits depend on nothing but its sequence: what is promised is tried out."""
-    if not kernels.invariant:
-        return False
-    rows = min(limits.length, limits.tokens)
-    try:
-        exact = is_exact(decoder, limits.block_size, rows)
-    except FloatingPointError as error:
-        raise ModelError(_why_nan(weights, decoder.dtype)) from error
-    if not exact:
-        _log.warning("This machine's products depend on the batch: streams that are moved or "
-                     "preempted may go on differently. Try another --dtype.")  # fmt: skip
-    return exact
-
-
-def _why_nan(weights: Weights, dtype: torch.dtype) -> str:
-    if weights.kind == "safetensors":
-        for path in weights.paths:
-            if (name := first_without_numbers(path)) is not None:
-                return (
-                    f"The tensor {name!r} in {path} holds NaN or infinity: the model's training "
-                    "failed, or the file is damaged. Download or save it again."
-                )
-    return (
-        f"The model computes NaN: it has numbers that are too large for {dtype}, or its files hold "
-        "NaN. Try another --dtype, or another file."
-    )
-
-
-def _numerics_class(
-    kernels: Kernels,
-    decoder: CausalModel,
-    settings: WorkerSettings,
-    *,
-    exact: bool,
-) -> str:
-    """What decides every bit of a stream beside the model; the number of threads does not.
-
-    oneDNN chooses its code by a CPU's instructions and cuts matrices by the size of its caches. The
-    scales of keys and values of 8 bits depend on the step that they are found in, the factors of
-    longrope on the longest sequence that is served. A machine that does not keep its promise is
-    alone in its class, as is a GPU that gives none.
-    """
-    device = decoder.device
-    if device.type == "cpu":
-        traits = torch.cpu.get_capabilities().items()
-        decisive = sorted((key, value) for key, value in traits if not key.startswith("num_"))
-        unit = hashlib.sha256(repr(decisive).encode()).hexdigest()[:12]
-    else:
-        unit = torch.cuda.get_device_name(device)
-    name = str(decoder.dtype).removeprefix("torch.")
-    bits = decoder.bits if isinstance(decoder, Decoder) else ()
-    if bits:
-        own = "own-" + "-".join(map(str, bits))
-        name += f" {own if settings.quantization == 'auto' else settings.quantization}"
-    if isinstance(decoder, Decoder) and decoder.kv_scales is not None:
-        scales = decoder.kv_scales.cpu().numpy().tobytes()
-        name += f" kv-e4m3-{hashlib.sha256(scales).hexdigest()[:8]}"
-    if isinstance(decoder, Decoder) and decoder.config.stretched:
-        name += " longrope"
-    if settings.tensor_parallel_size > 1:
-        name += f" tp-{settings.tensor_parallel_size}"
-    computed_by = kernels.name
-    if not isinstance(decoder.config, DecoderConfig):
-        computed_by += f" transformers-{version('transformers')}"
-    unit = f"torch-{torch.__version__} {device.type}-{unit}"
-    alone = "" if exact else f" inexact-{secrets.token_hex(4)}"
-    return f"{computed_by} {unit} {name} block-{settings.block_size}{alone}"

@@ -5,7 +5,10 @@ import torch
 
 from pagefleet.settings import WorkerSettings
 from pagefleet_worker.loading import load_engine
+from pagefleet_worker.model.ranks import Ranks
+from pagefleet_worker.model.shares import Share
 from pagefleet_worker.model_files import ModelError
+from pagefleet_worker.numerics import numerics_class
 from pagefleet_worker.paging.kv_scales import LARGEST, find_kv_scales, scales_for
 
 SETTINGS = WorkerSettings(num_blocks=40, max_num_seqs=4, device="cpu", dtype="float32")
@@ -47,6 +50,27 @@ def test_every_worker_finds_the_same(prepared_model):
     assert numerics[0] == numerics[1]
     assert len(set(numerics)) == 3
     assert all(engine.facts.exact for engine in engines)
+
+
+class BesideOthers(Ranks):
+    """Rank 0, whose neighbour has the same number everywhere."""
+
+    def __init__(self, number):
+        super().__init__(Share(0, 2), in_order=True)
+        self._number = number
+
+    def beside(self, columns):
+        return torch.cat([columns, torch.full_like(columns, self._number)], 1)
+
+
+def test_those_of_other_ranks_decide_the_class_too(prepared_model):
+    settings = replace(SETTINGS, kv_cache_dtype="fp8", dtype="bfloat16", tensor_parallel_size=2)
+    engine = load_engine(prepared_model("qwen3"), settings, lambda: None)
+    one, same, other = (
+        numerics_class(engine.kernels, engine.decoder, settings, BesideOthers(number), exact=True)
+        for number in (0.5, 0.5, 0.25)
+    )
+    assert one == same != other
 
 
 def test_a_pool_of_the_same_size_holds_as_many_more_tokens(prepared_model):
