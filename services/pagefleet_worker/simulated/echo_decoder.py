@@ -2,9 +2,9 @@
 
 A cell is what one position leaves in the KV pool: its token, its position, its owner (a tenant, and
 the LoRA adapter that computed it), and the hash of all cells before it, as real keys and values
-depend on all that came before. The hash of a
-sequence's cells gives the logits of its next token. So one wrong cell, wherever it comes from,
-changes every token after it. It gives the sequence's embedding, too.
+depend on all that came before. The hash of a sequence's cells gives the logits of its next token.
+So one wrong cell, wherever it comes from, changes every token after it. It gives the sequence's
+embedding, too.
 """
 
 import math
