@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pagefleet_worker.checkpoints.gguf_file import GgufTensor
-from pagefleet_worker.model.config import parse_config
+from pagefleet_worker.model.config import DecoderConfig, parse_config
 from pagefleet_worker.model.families import FULL, SLIDING
 from pagefleet_worker.model_files import ModelError
 
@@ -59,6 +59,13 @@ _SCALINGS = {
 
 _NEUTRAL = {"attn_factor": 1.0, "yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}
 """Keys of `rope.scaling` of which only these values are known."""
+
+_BIASES = {
+    "qkv_bias": ("attn_q", "attn_k", "attn_v"),
+    "output_bias": ("attn_output",),
+    "mlp_bias": ("ffn_gate", "ffn_up", "ffn_down"),
+}
+"""Switches of the decoder, and the tensors that they let it read."""
 
 _LARGEST_GEMMAS = {("gemma2", 46), ("gemma3", 62)}
 """Architecture and layers of those that scale scores by another size than that of a head, which no
@@ -128,8 +135,18 @@ def gguf_config(metadata: dict[str, Any], tensors: Mapping[str, GgufTensor]) -> 
         config["partial_rotary_factor"] = turned / config["head_dim"]
     if (scaling := _rope_scaling(architecture, metadata, tensors, config)) is not None:
         config["rope_scaling"] = scaling
-    parse_config(config)  # what cannot be computed is refused now
+    _check_biases(parse_config(config), tensors)  # what cannot be computed is refused now
     return config
+
+
+def _check_biases(config: DecoderConfig, tensors: Mapping[str, GgufTensor]) -> None:
+    """Refuse those that the decoder would leave out."""
+    for switch, names in _BIASES.items():
+        for name in names:
+            if f"blk.0.{name}.bias" in tensors and not getattr(config, switch):
+                raise ModelError(
+                    f"The file has biases ({name}.bias), as no {config.architecture} model has."
+                )
 
 
 def _layer_types(pattern: int | list[bool] | None) -> dict[str, Any]:

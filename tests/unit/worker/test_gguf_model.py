@@ -245,6 +245,10 @@ def test_llama3_scaling_is_recovered_from_its_factors(tmp_path):
         ({"architecture": "mamba"}, "architecture 'mamba' is not supported"),
         ({"pre": "default"}, "pre-tokenizer 'default' is not known"),
         ({"llama__attention__causal": False}, "only causal attention is served"),
+        (
+            {"architecture": "qwen3", "blk__0__attn_output__bias": np.zeros(32, np.float32)},
+            r"biases \(attn_output.bias\), as no qwen3 model has",
+        ),
         ({"llama__rope__scaling__type": "longrope"}, "rope scaling 'longrope'"),
         ({**YARN, "llama__rope__scaling__attn_factor": 1.5}, "rope scaling 'yarn'"),
         ({**YARN, "llama__rope__scaling__yarn_log_multiplier": 0.1}, "rope scaling 'yarn'"),
