@@ -151,7 +151,8 @@ class Server:
                     continue
                 self.peers.hear(peer, hub)
                 if isinstance(message, WorkerHello):
-                    self._meet(peer, message)
+                    if not self._meet(peer, message):
+                        continue
                 elif isinstance(message, WorkerBye) and self._watch.of(peer) is not None:
                     self._leaving.add(peer)
                 events.append(Arrived(peer, message))
@@ -167,7 +168,13 @@ class Server:
                     log.warning("a worker process has ended")
         return events
 
-    def _meet(self, peer: bytes, hello: WorkerHello) -> None:
+    def _meet(self, peer: bytes, hello: WorkerHello) -> bool:
+        """Watch who says hello; False if the word was so long on its way that it has ended."""
+        try:
+            pidfd = self._watch.add(peer, hello)
+        except ProcessLookupError:
+            log.warning("worker %d said hello, and has ended", hello.pid)
+            return False
         if not self.peers.is_refused(peer):
             log.info(
                 "worker %d says hello: %d blocks of %d tokens, %d slots",
@@ -177,9 +184,9 @@ class Server:
                 hello.slots,
             )
         self._leaving.discard(peer)
-        pidfd = self._watch.add(peer, hello)
         if pidfd is not None:
             self._poller.register(pidfd, zmq.POLLIN)
+        return True
 
     def _part(self, peer: bytes, text: str) -> None:
         """Stop watching a process that was refused: it may live on in another cell."""

@@ -24,6 +24,9 @@ def run_stalled(cell, load, proxy, ways, seconds):
         await begun.wait()
         with proxy.stalled(*ways):
             await asyncio.sleep(seconds)
+        for worker in cell.workers:
+            if not worker.alive:  # it was fenced, and found no way back
+                worker.restart()
 
     begun, held = asyncio.Event(), proxy.held
     watch = once(lambda answer: answer.tokens >= 10, begun.set)

@@ -44,14 +44,21 @@ def test_the_number_of_one_elsewhere_means_nothing_here(hello: WorkerHello, othe
     assert ProcessWatch().add(b"w", replace(hello, host=host)) is None
 
 
-def test_neither_one_that_is_gone_nor_another_of_its_number_is_watched(
+def test_one_that_has_ended_is_told_from_one_that_cannot_be_watched(
     process: "subprocess.Popen[bytes]", hello: WorkerHello
 ) -> None:
-    watch = ProcessWatch()
-    assert watch.add(b"w", replace(hello, started=hello.started + 1)) is None
+    """Also if another has its number by now, or its parent has not looked yet."""
+    watch, descriptors = ProcessWatch(), len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ProcessLookupError):
+        watch.add(b"w", replace(hello, started=hello.started + 1))
     process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(ProcessLookupError):
+        watch.add(b"w", hello)
     process.wait()
-    assert watch.add(b"w", hello) is None
+    with pytest.raises(ProcessLookupError):
+        watch.add(b"w", hello)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def test_one_that_cannot_be_looked_at_for_want_of_descriptors_is_not(hello: WorkerHello) -> None:
