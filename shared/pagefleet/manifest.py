@@ -10,7 +10,8 @@ from typing import Literal, Self
 
 import msgspec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""One more whenever other folders are made of the same model, whose older ones are made again."""
 
 MANIFEST_FILE = "pagefleet.json"
 CONFIG_FILE = "config.json"
