@@ -3,7 +3,6 @@ what these stand for.
 """
 
 import random
-import statistics
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from pagefleet.wire import unpack_floats
 from pagefleet_kernels.quantized import GROUP, Quantized
 from pagefleet_worker.checkpoints.stored_matrix import Micro
 from pagefleet_worker.model.shares import Share
@@ -24,11 +22,15 @@ from tests.checkpoints import write_mxfp4
 from tests.models import VOCAB_SIZE, make_model
 from tests.unit.worker.test_checkpoints import load
 from tests.unit.worker.test_decoder import LONGEST, Model
-from tests.unit.worker.test_quantized_engine import assert_chosen, served, streams_of
+from tests.unit.worker.test_quantized_engine import (
+    MOSTLY,
+    assert_chosen,
+    assert_mostly_chosen,
+    served,
+    streams_of,
+)
 
 FIELDS = ("gate_up", "down")
-DRIFT = 0.1
-"""Of most logprobs: activations in 8 bits let a row now and then take another expert."""
 
 
 @pytest.fixture(scope="module")
@@ -114,15 +116,7 @@ def test_tokens_are_transformers(
     own = served(prepared)
     assert "float32 own-4 " in own.facts.numerics
     assert "inexact" not in own.facts.numerics
-    apart: list[float] = []
-    for stream in streams_of(own, prompts):
-        with torch.inference_mode():
-            logits = oracle(torch.tensor([stream.prompt + stream.output])).logits[0]
-        expected = logits[len(stream.prompt) - 1 : -1].log_softmax(-1)
-        for position, token in enumerate(stream.output):
-            found = unpack_floats(stream.logprobs[position].chosen)[0]
-            apart.append(abs(found - expected[position, token].item()))
-    assert statistics.median(apart) < DRIFT
+    assert_mostly_chosen(oracle, streams_of(own, prompts), MOSTLY)
 
 
 @pytest.mark.parametrize(

