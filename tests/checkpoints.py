@@ -5,6 +5,7 @@ stand for is kept beside, as a model that transformers can load.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from pagefleet_kernels.quantized import GROUP
+from pagefleet_kernels.quantized import GROUP, round_rows
 
 Packed = tuple[dict[str, Tensor], Tensor]
 """The tensors of a layer by their last names, and the weights that they stand for, float32."""
@@ -323,3 +324,18 @@ def write_checkpoint(
     config["quantization_config"] = checkpoint.config
     (target / "config.json").write_text(json.dumps(config))
     return twin
+
+
+def round_activations(twin: torch.nn.Module) -> None:
+    """Let the model beside one of `write_checkpoint` compute as a CPU does that keeps the numbers:
+    the layers that have few bits take their inputs in eight. Projections of layer 1 are not among
+    them where they are fused with one that was left out.
+    """
+    kept = re.compile(r"_proj$(?<!layers\.1\.self_attn\.[qkv]_proj)")
+
+    def rounded_inputs(_: torch.nn.Module, inputs: tuple[Tensor]) -> Tensor:
+        return round_rows(inputs[0].flatten(0, -2)).view(inputs[0].shape)
+
+    for name, module in twin.named_modules():
+        if kept.search(name):
+            module.register_forward_pre_hook(rounded_inputs)

@@ -20,7 +20,7 @@ from pagefleet_worker.model.config import load_config
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.prepare import prepare
 from pagefleet_worker.step.engine import TorchEngine
-from tests.checkpoints import CHECKPOINTS, Checkpoint, write_checkpoint
+from tests.checkpoints import CHECKPOINTS, Checkpoint, round_activations, write_checkpoint
 from tests.driver import Driver, Stream
 from tests.models import MIXTURES, VOCAB_SIZE, make_model
 
@@ -29,8 +29,10 @@ TOKENS = 8
 ROUNDING = 1e-4
 """Of a logprob in float32."""
 
-DRIFT = 0.2
-"""Of a logprob, by activations in 8 bits, which are off by 1/254 of the largest of 32 at most."""
+DRIFT = 0.15
+"""Of a logprob, by activations that lie so near the middle of two numbers of 8 bits that one model
+rounds them up and the other down: 0.07 was the most in 960 streams.
+"""
 
 MOSTLY = 0.1
 """Of most logprobs of a mixture of experts, by the same."""
@@ -112,6 +114,8 @@ def test_tokens_are_transformers(
     if model in MIXTURES:
         assert_mostly_chosen(oracle, streams_of(own, prompts), MOSTLY)
         return
+    if CHECKPOINTS[name].kept is not None:
+        round_activations(oracle)
     for stream in streams_of(own, prompts):
         assert_chosen(oracle, stream, ROUNDING if CHECKPOINTS[name].kept is None else DRIFT)
 
