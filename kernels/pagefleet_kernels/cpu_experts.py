@@ -209,7 +209,7 @@ def _sums_kernel(form: Format, weights: Weights) -> Kernel:
     return Kernel(sums_kernel, SumsArguments)
 
 
-def _call(kernel: Kernel, record: type[ctypes.Structure], **values: int) -> None:
+def _call(kernel: Kernel, record: type[ctypes.Structure], **values: float) -> None:
     names = [field[0] for field in record._fields_[4:]]  # behind those that every record has
     kernel(torch.get_num_threads(), *(values[name] for name in names))
 
@@ -255,6 +255,10 @@ class Panels:
         }
 
 
+def _in_whole_vectors(numbers: Tensor | None) -> Tensor | None:
+    return None if numbers is None else F.pad(numbers.float(), (0, -len(numbers) % LANES))
+
+
 def _stride(rows: Tensor) -> int:
     return rows.stride(0) * rows.element_size()
 
@@ -265,6 +269,7 @@ class PackedExperts:
     def __init__(self, experts: Experts) -> None:
         self.routing, self.choices, self.count = experts.routing, experts.choices, experts.count
         self.inner_size, self.size = experts.down.shape[1], experts.router.shape[1]
+        self._correction = _in_whole_vectors(experts.correction)
         self.router = PackedLinear(experts.router, experts.router_bias, Epilogue.WIDE)
         self.gates = Panels.of(experts, experts.gate_up, experts.gate_up_bias, gates=True)
         self.sums = Panels.of(experts, experts.down, experts.down_bias, gates=False)
@@ -296,15 +301,24 @@ class PackedExperts:
             "output_stride": _stride(room.scores),
         }
 
-    def route(self, room: "Room") -> dict[str, int]:
+    def route(self, room: "Room") -> dict[str, float]:
         """`RouteArguments`."""
+        routing = self.routing
         return {
             "scores": room.scores.data_ptr(),
             "stride": _stride(room.scores),
             "choices": self.choices,
-            "chosen": self.routing.chosen,
-            "shared": self.routing.shared,
-            "renormalized": self.routing.renormalized,
+            "chosen": routing.chosen,
+            "shared": routing.shared,
+            "weighted": routing.other_scores,
+            "sigmoid": routing.sigmoid,
+            "renormalized": routing.renormalized,
+            "groups": routing.groups,
+            "open_groups": routing.open_groups,
+            "factor": routing.factor,
+            "correction": address_of(self._correction),
+            "worths": room.worths.data_ptr(),
+            "worths_stride": _stride(room.worths),
             "taken": room.taken.data_ptr(),
             "factors": room.factors.data_ptr(),
         }
@@ -353,6 +367,7 @@ class Room:
         slots = rows * experts.routing.taken
         columns = experts.router.columns
         self.scores = torch.empty(rows, columns + -columns % LANES)
+        self.worths = torch.empty(rows, self.scores.shape[1] + experts.routing.groups)
         self.taken = torch.empty(slots, dtype=torch.int64)
         self.factors, self.weights = torch.empty(slots), torch.empty(slots)
         self.ends = torch.empty(experts.count, dtype=torch.int64)

@@ -18,17 +18,22 @@ from pagefleet_kernels.cpu_launch import Kernel, fields, next_task, next_tasks
 from pagefleet_kernels.cpu_simd import (
     add,
     broadcast,
+    divide,
     exp,
     first,
     keep,
     load_float,
+    load_floats,
     load_int64,
     load_numbers,
+    negative,
     store_float,
+    store_floats,
     store_int64,
     subtract,
     total,
 )
+from pagefleet_kernels.experts import SMALLEST_WEIGHT
 
 GROUP_ROWS = 8 * TILE_ROWS
 """Rows of one expert that a task takes through a panel: they stay in the second-level cache."""
@@ -42,11 +47,17 @@ _INFINITY = float("inf")
 
 class RouteArguments(ctypes.Structure):
     """What rows are routed with; strides are in bytes. `choices` is the number of experts to choose
-    from, behind whose scores lies the one of the shared ones. int64 experts are written to `taken`
+    from, behind whose scores lies the one that weighs the shared ones. `worths` has room for as
+    many float32 as the scores, and behind those of a row for one of each group; `correction` is
+    that of float32 for every expert, in whole vectors, or 0. int64 experts are written to `taken`
     and float32 weights to `factors`, `chosen + shared` of each row.
     """
 
-    _fields_ = fields("rows scores stride choices chosen shared renormalized taken factors")
+    _fields_ = fields(
+        "rows scores stride choices chosen shared weighted sigmoid renormalized groups open_groups "
+        "correction worths worths_stride taken factors",
+        "factor",
+    )
 
 
 class SortArguments(ctypes.Structure):
@@ -59,22 +70,61 @@ class SortArguments(ctypes.Structure):
 
 
 @device
-def _score(scores: int, number: int) -> Any:
-    """The score of an expert; one that is no number is the worst."""
-    score = load_float(scores + number * 4)
-    return -_INFINITY if math.isnan(score) else score
+def _worth(worths: int, number: int) -> Any:
+    """How good an expert is, or a group; one that is no number is the worst."""
+    worth = load_float(worths + number * 4)
+    return -_INFINITY if math.isnan(worth) else worth
 
 
 @device
-def _next_best(scores: int, choices: int, score: Any, number: int) -> int:
-    """The best expert behind the one that has this number and score; equals follow in order."""
+def _next_best(worths: int, count: int, worth: Any, number: int) -> int:
+    """The best behind the one that has this number and worth; equals follow in order."""
     best, found = -_INFINITY, -1
-    for other in range(choices):
-        value = _score(scores, other)
-        behind = value < score or (value == score and other > number)
+    for other in range(count):
+        value = _worth(worths, other)
+        behind = value < worth or (value == worth and other > number)
         if behind and (found < 0 or value > best):
             best, found = value, other
     return found
+
+
+@device
+def _sigmoid(scores: Any) -> Any:
+    one = broadcast(1.0)
+    return divide(one, add(one, exp(negative(scores))))
+
+
+@device
+def _write_worths(arguments: Any, scores: int, worths: int) -> None:
+    for begin in range(0, arguments.choices, LANES):
+        worth = load_floats(scores + begin * 4)
+        if arguments.sigmoid:
+            worth = _sigmoid(worth)
+        if arguments.correction:
+            worth = add(worth, load_floats(arguments.correction + begin * 4))
+        store_floats(worths + begin * 4, worth)
+
+
+@device
+def _close_groups(arguments: Any, worths: int) -> None:
+    """Makes the experts of all but the best groups the worst ones."""
+    groups, size = worths + arguments.stride, arguments.choices // arguments.groups
+    for group in range(arguments.groups):
+        own = worths + group * size * 4
+        best = _next_best(own, size, _INFINITY, -1)
+        worth = _worth(own, best)
+        if arguments.sigmoid:
+            worth += _worth(own, _next_best(own, size, worth, best))
+        store_float(groups + group * 4, worth)
+    worth, number = _INFINITY, -1
+    for _ in range(arguments.open_groups):
+        number = _next_best(groups, arguments.groups, worth, number)
+        worth = _worth(groups, number)
+    for group in range(arguments.groups):
+        other = _worth(groups, group)
+        if other < worth or (other == worth and group > number):
+            for expert in range(group * size, (group + 1) * size):
+                store_float(worths + expert * 4, -_INFINITY)
 
 
 @device
@@ -95,29 +145,41 @@ def _power(exponent: Any) -> Any:
 @device
 def _route_row(arguments: Any, row: int) -> None:
     scores = arguments.scores + row * arguments.stride
+    worths = arguments.worths + row * arguments.worths_stride
     begin = row * (arguments.chosen + arguments.shared)
     taken, factors = arguments.taken + begin * 8, arguments.factors + begin * 4
-    score, number = _INFINITY, -1
-    largest, chosen = score, 0.0
+    _write_worths(arguments, scores, worths)
+    if arguments.groups > 1:
+        _close_groups(arguments, worths)
+    worth, number = _INFINITY, -1
+    largest, chosen = worth, 0.0
     for place in range(arguments.chosen):
-        number = _next_best(scores, arguments.choices, score, number)
-        score = _score(scores, number)
-        if place == 0:
-            largest = score
-        power = _power(score - largest)
-        chosen += power
+        number = _next_best(worths, arguments.choices, worth, number)
+        worth = _worth(worths, number)
+        if arguments.sigmoid:
+            weight = first(_sigmoid(broadcast(load_float(scores + number * 4))))
+        else:
+            if place == 0:
+                largest = worth
+            weight = _power(worth - largest)
+        chosen += weight
         store_int64(taken + place * 8, number)
-        store_float(factors + place * 4, power)
+        store_float(factors + place * 4, weight)
     divisor = chosen
-    if not arguments.renormalized:
+    if arguments.sigmoid:
+        divisor = chosen + SMALLEST_WEIGHT if arguments.renormalized else 1.0
+    elif not arguments.renormalized:
         divisor = _sum_of_powers(scores, arguments.choices, largest)
     for place in range(arguments.chosen):
-        store_float(factors + place * 4, load_float(factors + place * 4) / divisor)
+        weight = load_float(factors + place * 4) / divisor * arguments.factor
+        store_float(factors + place * 4, weight)
+    counting = 1.0
+    if arguments.weighted:
+        counting = 1.0 / (1.0 + _power(-load_float(scores + arguments.choices * 4)))
     for index in range(arguments.shared):
         place = arguments.chosen + index
-        opened = load_float(scores + arguments.choices * 4)
         store_int64(taken + place * 8, arguments.choices + index)
-        store_float(factors + place * 4, 1.0 / (1.0 + _power(-opened)))
+        store_float(factors + place * 4, counting)
 
 
 @device

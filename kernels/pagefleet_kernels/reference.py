@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pagefleet_kernels.experts import Experts, Routing
+from pagefleet_kernels.experts import SMALLEST_WEIGHT, Experts, Routing
 from pagefleet_kernels.layers import CLAMP, CLAMP_SLOPE, Activation, Layer
 from pagefleet_kernels.lora import Loras
 from pagefleet_kernels.quantized import Matrix, round_rows
@@ -320,28 +320,52 @@ def gated(
     return lambda values, adapters=None: gate_mul(gate_up(values, adapters), activation)
 
 
-def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+def route(
+    scores: Tensor, routing: Routing, correction: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Which experts the rows take, and their weights (see `pagefleet_kernels.experts`).
 
     Args:
-        scores: floats [T, experts to choose from], and one more if there are shared experts; of
+        scores: floats [T, experts to choose from], and one more if it weighs shared experts; of
             equal ones the first is the better.
+        correction: [experts to choose from], of sigmoids.
 
     Returns:
         int64 [T, taken], each row's in ascending order, and their weights in the dtype of `scores`.
     """
-    choices = scores.shape[1] - (routing.shared > 0)
-    probabilities = scores[:, :choices].softmax(-1)
-    order = scores[:, :choices].sort(dim=-1, descending=True, stable=True).indices
-    taken = order[:, : routing.chosen].sort(-1).values
-    weights = probabilities.gather(1, taken)
+    choices = scores.shape[1] - routing.other_scores
+    own = worths = scores[:, :choices]
+    weights = own.sigmoid() if routing.sigmoid else own.softmax(-1)
+    if routing.sigmoid:
+        worths = weights if correction is None else weights + correction
+    taken = _best(_in_open_groups(worths, routing), routing.chosen)
+    weights = weights.gather(1, taken)
     if routing.renormalized:
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights / (weights.sum(-1, keepdim=True) + SMALLEST_WEIGHT * routing.sigmoid)
+    weights = weights * routing.factor
     if not routing.shared:
         return taken, weights
     shared = torch.arange(choices, choices + routing.shared, device=scores.device)
-    opened = scores[:, choices:].sigmoid().expand(-1, routing.shared)
-    return torch.cat([taken, shared.expand(len(scores), -1)], 1), torch.cat([weights, opened], 1)
+    counting = scores[:, choices:].sigmoid() if routing.weighted else torch.ones_like(own[:, :1])
+    shared, counting = shared.expand(len(scores), -1), counting.expand(-1, routing.shared)
+    return torch.cat([taken, shared], 1), torch.cat([weights, counting], 1)
+
+
+def _best(worths: Tensor, count: int) -> Tensor:
+    """The numbers of so many of each row, in ascending order."""
+    order = worths.sort(dim=-1, descending=True, stable=True).indices
+    return order[:, :count].sort(-1).values
+
+
+def _in_open_groups(worths: Tensor, routing: Routing) -> Tensor:
+    """The worths of experts, -inf of those in other groups."""
+    if routing.groups == 1:
+        return worths
+    groups = worths.view(len(worths), routing.groups, -1)
+    best = groups.sort(dim=-1, descending=True).values[..., : 2 if routing.sigmoid else 1].sum(-1)
+    closed = torch.ones_like(best, dtype=torch.bool)
+    closed.scatter_(1, _best(best, routing.open_groups), value=False)
+    return groups.masked_fill(closed.unsqueeze(-1), float("-inf")).flatten(1)
 
 
 def experts(weights: Experts) -> Layer:
@@ -358,7 +382,7 @@ def experts(weights: Experts) -> Layer:
 
     def layer(values: Tensor, adapters: Tensor | None = None) -> Tensor:
         compute = torch.promote_types(values.dtype, torch.float32)
-        taken, factors = route(score(values).to(compute), weights.routing)
+        taken, factors = route(score(values).to(compute), weights.routing, weights.correction)
         total = torch.zeros_like(values, dtype=compute)
         for number, (gate, down) in enumerate(zip(gates, downs, strict=True)):
             rows, places = (taken == number).nonzero(as_tuple=True)

@@ -199,24 +199,36 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
         residual_factor=raw.residual_multiplier,
         logits_divisor=raw.logits_scaling,
         logits_softcap=raw.final_logit_softcapping or 0.0,
-        experts=_experts(raw),
+        experts=_experts(family, raw),
         format=format_of(values),
         **switches,
     )
 
 
-def _experts(raw: HfConfig) -> tuple[ExpertShape | None, ...]:
-    count = raw.num_experts or raw.num_local_experts
+def _experts(family: Family, raw: HfConfig) -> tuple[ExpertShape | None, ...]:
+    count = raw.num_experts or raw.num_local_experts or raw.n_routed_experts
     if not count:
         return ()
+    inner_size, method = raw.moe_intermediate_size or raw.intermediate_size, raw.topk_method
+    if method not in (None, "greedy", "group_limited_greedy"):
+        raise ModelError(
+            f"Experts that are chosen by the topk_method {method!r} are not supported."
+        )
+    grouped = method != "greedy"
     return ExpertFields(
-        count,
-        raw.num_experts_per_tok,
-        raw.moe_intermediate_size or raw.intermediate_size,
-        raw.norm_topk_prob,
-        raw.shared_expert_intermediate_size,
-        raw.decoder_sparse_step,
-        raw.mlp_only_layers or [],
+        count=count,
+        num_experts_per_tok=raw.num_experts_per_tok,
+        inner_size=inner_size,
+        norm_topk_prob=raw.norm_topk_prob,
+        shared_size=raw.shared_expert_intermediate_size or (raw.n_shared_experts or 0) * inner_size,
+        weighted_shared=raw.n_shared_experts is None,
+        decoder_sparse_step=raw.decoder_sparse_step,
+        mlp_only_layers=raw.mlp_only_layers or [],
+        first_k_dense_replace=raw.first_k_dense_replace,
+        sigmoid=family.sigmoid_router,
+        n_group=(raw.n_group or 1) if grouped else 1,
+        topk_group=(raw.topk_group or 1) if grouped else 1,
+        routed_scaling_factor=raw.routed_scaling_factor,
     ).layers(raw.num_hidden_layers)
 
 

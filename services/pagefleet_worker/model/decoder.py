@@ -68,7 +68,8 @@ def _prepare_mlp(
     if weights.router is not None and experts is not None:
         matrices = weights.router, weights.gate_up, weights.down
         biases = weights.router_bias, weights.gate_up_bias, weights.down_bias
-        return kernels.experts(Experts(*matrices, experts.routing, *biases, config.activation))
+        rest = config.activation, weights.correction
+        return kernels.experts(Experts(*matrices, experts.routing, *biases, *rest))
     gates = weights.gate_up, weights.gate_up_bias, loras["gate_up"]
     return DenseMlp(
         gated=kernels.gated(*gates, config.activation),

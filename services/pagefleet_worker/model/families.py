@@ -78,6 +78,13 @@ class HfConfig(_Common, frozen=True):
     mlp_only_layers: list[int] | None = None
     swiglu_limit: float = CLAMP
     swiglu_alpha: float = CLAMP_SLOPE
+    n_routed_experts: int | None = None
+    n_shared_experts: int | None = None
+    first_k_dense_replace: int = 0
+    topk_method: str | None = None
+    n_group: int | None = None
+    topk_group: int | None = None
+    routed_scaling_factor: float = 1.0
 
 
 LayerTypes = Callable[[HfConfig], list[str]]
@@ -137,6 +144,7 @@ class Family:
     local_theta: the same of layers with windows, where these have a rope of their own.
     partial_rope: whether a rope may turn a part of each head only.
     root_embedding: whether embeddings are multiplied by the root of their size.
+    sigmoid_router: see `Routing.sigmoid`; the scores have corrections then.
     activations: by their names.
     """
 
@@ -148,6 +156,7 @@ class Family:
     local_theta: float | None = None
     partial_rope: bool = False
     root_embedding: bool = False
+    sigmoid_router: bool = False
     activations: Mapping[str, Activation] = field(default_factory=lambda: ACTIVATIONS)
 
     def fields(self, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,6 +73,7 @@ class LayerWeights:
     sinks: Tensor | None = None
     router: Tensor | None = None
     router_bias: Tensor | None = None
+    correction: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -277,11 +278,13 @@ def _expert_tensors(config: DecoderConfig, experts: ExpertShape, share: Share) -
     hidden = Cut.all(config.hidden_size)
     inner, shared = share.even(experts.inner_size), experts.routing.shared
     each = [(f"mlp.experts.{name}", inner) for name in range(experts.count)]
-    each += [("mlp.shared_expert", inner.among(shared, index)) for index in range(shared)]
+    weighted = experts.routing.other_scores > 0
+    shared_name = "mlp.shared_expert" if weighted else "mlp.shared_experts"
+    each += [(shared_name, inner.among(shared, index)) for index in range(shared)]
     gates = [(f"{name}.{kind}_proj", rows) for name, rows in each for kind in ("gate", "up")]
     downs = [(f"{name}.down_proj", columns) for name, columns in each]
     router = [("mlp.gate", Cut.all(experts.count))]
-    router += [("mlp.shared_expert_gate", Cut.all(1))] * (shared > 0)
+    router += [("mlp.shared_expert_gate", Cut.all(1))] * experts.routing.other_scores
 
     def named(parts: list[tuple[str, Cut]], kind: str) -> tuple[tuple[str, Cut], ...]:
         return tuple((f"{name}.{kind}", rows) for name, rows in parts)
@@ -292,6 +295,9 @@ def _expert_tensors(config: DecoderConfig, experts: ExpertShape, share: Share) -
         "gate_up": Fused(named(gates, "weight"), hidden),
         "down": Fused((), inner, wider=wider),
     }
+    if experts.routing.sigmoid:
+        correction = ("mlp.gate.e_score_correction_bias", Cut.all(experts.count))
+        tensors["correction"] = Fused((correction,), wide=True)
     if config.mlp_bias:
         tensors["router_bias"] = Fused(named(router, "bias"))
         tensors["gate_up_bias"] = Fused(named(gates, "bias"))

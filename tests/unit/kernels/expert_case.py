@@ -9,15 +9,19 @@ from pagefleet_kernels.experts import Experts, Routing
 from pagefleet_kernels.layers import Activation
 from tests.unit.kernels.quantized_case import random_matrix
 
-ROUTINGS = pytest.mark.parametrize(
-    ("choices", "routing"),
-    [
-        (5, Routing(1, renormalized=False)),
-        (33, Routing(4, renormalized=True)),
-        (17, Routing(3, renormalized=False, shared=2)),
-        (4, Routing(4, renormalized=True)),
-    ],
-)
+_PLAIN = [
+    (5, Routing(1, renormalized=False)),
+    (33, Routing(4, renormalized=True)),
+    (17, Routing(3, renormalized=False, shared=2)),
+    (4, Routing(4, renormalized=True)),
+]
+_GROUPED = [
+    (20, Routing(3, renormalized=False, shared=1, weighted=False, groups=4, open_groups=2)),
+    (24, Routing(5, renormalized=True, sigmoid=True, groups=6, open_groups=3, factor=2.5)),
+    (7, Routing(2, renormalized=False, sigmoid=True)),
+]
+ROUTINGS = pytest.mark.parametrize(("choices", "routing"), _PLAIN)
+ALL_ROUTINGS = pytest.mark.parametrize(("choices", "routing"), _PLAIN + _GROUPED)
 
 
 def random_experts(
@@ -31,8 +35,10 @@ def random_experts(
             return random_matrix(bits, count * outputs, inputs)
         return (torch.randn(count * outputs, inputs) / inputs**0.5).to(dtype)
 
-    router = torch.randn(choices + (routing.shared > 0), size) / size**0.5
-    return Experts(router.to(dtype), matrix(2 * inner, size), matrix(size, inner), routing)
+    router = torch.randn(choices + routing.other_scores, size) / size**0.5
+    correction = torch.randn(choices) if routing.sigmoid else None
+    matrices = router.to(dtype), matrix(2 * inner, size), matrix(size, inner)
+    return Experts(*matrices, routing, correction=correction)
 
 
 def biased(experts: Experts) -> Experts:

@@ -9,7 +9,7 @@ from pagefleet_kernels import cpu_experts, cpu_linear, reference
 from pagefleet_kernels.cpu_experts import PackedExperts
 from pagefleet_kernels.cpu_linear import Epilogue, PackedLinear
 from pagefleet_kernels.experts import Experts, Routing
-from tests.unit.kernels.expert_case import ROUTINGS, biased, double, random_experts
+from tests.unit.kernels.expert_case import ALL_ROUTINGS, biased, double, random_experts
 from tests.unit.kernels.paged_case import fresh_seed
 from tests.unit.kernels.quantized_case import FLOATS
 
@@ -22,7 +22,7 @@ def seed() -> None:
 
 
 @DTYPES
-@ROUTINGS
+@ALL_ROUTINGS
 @pytest.mark.parametrize("change", [lambda experts: experts, biased], ids=["plain", "biased"])
 def test_outputs_are_those_of_float64(dtype, choices, routing, change):
     experts = change(random_experts(choices, routing, 72, 48, dtype))
