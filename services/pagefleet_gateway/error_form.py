@@ -6,6 +6,7 @@ the status, but that what may be asked again in a while is `overloaded_error`. S
 in both: where Anthropic says 529 it is 503 here, with `Retry-After`, which proxies know too.
 """
 
+import re
 from typing import Final, Literal
 
 import msgspec
@@ -19,6 +20,8 @@ MESSAGES_PATH: Final = "/v1/messages"
 """Where Anthropic's API is; what follows from it lies below."""
 
 _VERSION: Final = b"anthropic-version"
+_TO_MESSAGES: Final = re.compile(rb"[^ ]+ [^ ?]*%s[/? ]" % MESSAGES_PATH.encode())
+_NAMES_VERSION: Final = re.compile(rb"\n%s:" % _VERSION, re.IGNORECASE)
 _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -51,7 +54,8 @@ class MessagesErrorBody(msgspec.Struct, kw_only=True):
 
     type: Literal["error"] = "error"
     error: MessagesError
-    request_id: str
+    request_id: str | None
+    """None where the request was refused before it got a name."""
 
 
 def speaks_messages(scope: Scope) -> bool:
@@ -61,12 +65,19 @@ def speaks_messages(scope: Scope) -> bool:
     return below or _VERSION in dict(scope["headers"])
 
 
+def begins_messages(head: bytes) -> bool:
+    """The same, of as much of a request's head as came."""
+    return _TO_MESSAGES.match(head) is not None or _NAMES_VERSION.search(head) is not None
+
+
 def error_body(error: ApiError, scope: Scope) -> bytes:
     """As the answer to a request."""
-    if not speaks_messages(scope):
-        return error.body
-    named = MessagesErrorBody(error=messages_error(error), request_id=record_of(scope).id)
-    return msgspec.json.encode(named)
+    return messages_body(error, record_of(scope).id) if speaks_messages(scope) else error.body
+
+
+def messages_body(error: ApiError, request: str | None) -> bytes:
+    """As an answer of Anthropic's API to a request of this name."""
+    return msgspec.json.encode(MessagesErrorBody(error=messages_error(error), request_id=request))
 
 
 def messages_error(error: ApiError) -> MessagesError:

@@ -11,8 +11,9 @@ Of what a client does not read, `UNSENT_BYTES` wait in the kernel, which would t
 `UNREAD_BYTES` here; then its stream pauses. The kernel asks for more when half of its share is
 gone: whoever reads less than that in `STUCK_SECONDS` takes nothing.
 
-What is refused here is so before it is known which page asks for which route. It tells nothing of
-anybody, so that any page can read it where any page may ask at all, and has OpenAI's form.
+What is refused here is so before it is known which page asks. It tells nothing of anybody, so that
+any page can read it where any page may ask at all. It has Anthropic's form if as much of the
+request's head as came asks for that, and otherwise OpenAI's.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from typing import Any, ClassVar, Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from pagefleet_gateway.error_form import begins_messages, messages_body, speaks_messages
 from pagefleet_gateway.errors import ApiError, http_error, unavailable
 from pagefleet_gateway.http.coalescing import CoalescingTransport
 
@@ -170,12 +172,19 @@ class GuardedProtocol(H11Protocol):
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.on_refusal(error)
-            headers = [*error.headers(error.body), *self.for_pages, CLOSE]
+            body = messages_body(error, None) if self._speaks_messages() else error.body
+            headers = [*error.headers(body), *self.for_pages, CLOSE]
             events: list[Any] = [
                 h11.Response(status_code=error.status, headers=headers),
-                h11.Data(data=error.body),
+                h11.Data(data=body),
                 h11.EndOfMessage(),
             ]
             for event in events:
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    def _speaks_messages(self) -> bool:
+        """Whether what is refused asks for Anthropic's form, as far as it was read."""
+        if self.conn.our_state is h11.SEND_RESPONSE:
+            return speaks_messages(dict(self.scope))
+        return begins_messages(self.conn.trailing_data[0])

@@ -106,6 +106,55 @@ def test_what_is_no_http_is_refused_in_the_form_of_the_api(content: bytes, expec
     assert error["type"] == "invalid_request_error"
 
 
+TO_MESSAGES = [
+    b"POST /v1/messages HTTP/1.1\r\nHost: x\r\n",
+    b"POST /v1/messages/count_tokens?beta=true HTTP/1.1\r\nHost: x\r\n",
+    b"POST http://x/behind/v1/messages HTTP/1.1\r\nHost: x\r\n",
+    b"GET /v1/models HTTP/1.1\r\nAnthropic-Version: 2023-06-01\r\nHost: x\r\n",
+]
+TO_OTHERS = [
+    b"POST /v1/messages",
+    b"POST /v1/messages_of_others HTTP/1.1\r\nHost: x\r\n",
+    b"GET /?of=/v1/messages HTTP/1.1\r\nHost: x\r\n",
+    b"GET / HTTP/1.1\r\nX: anthropic-version:\r\nHost: x\r\n",
+]
+
+
+def of_messages(answer: bytes) -> tuple[int, Any]:
+    """The status of an error in the form of Anthropic's API, and its type."""
+    status, error = status_and_error(answer)
+    told = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert (told["type"], told["request_id"], "param" in error) == ("error", None, False)
+    return status, error["type"]
+
+
+@pytest.mark.parametrize("head", TO_MESSAGES)
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        (b"X: y", (408, "timeout_error")),
+        (b"X: " + b"y" * 100_000, (431, "invalid_request_error")),
+    ],
+)
+def test_a_refusal_of_what_asks_for_anthropics_form_has_it(
+    head: bytes, rest: bytes, expected: tuple[int, str]
+) -> None:
+    assert of_messages(asyncio.run(exchange(head + rest))) == expected
+
+
+@pytest.mark.parametrize("head", [TO_MESSAGES[0], TO_MESSAGES[-1]])
+def test_so_has_one_of_a_body_that_breaks_off_in_nonsense(head: bytes) -> None:
+    rest = b"Transfer-Encoding: chunked\r\n\r\nno size\r\n"
+    answer = asyncio.run(exchange(head + rest, app=answering(False)))
+    assert of_messages(answer) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("head", TO_OTHERS)
+def test_a_refusal_of_what_asks_for_another_route_has_openais_form(head: bytes) -> None:
+    status, error = status_and_error(asyncio.run(exchange(head)))
+    assert (status, error["code"]) == (408, "header_timeout")
+
+
 @pytest.mark.parametrize(
     ("origins", "readable"), [("*", True), ("https://a.org,https://b.org", True), (None, False)]
 )
