@@ -26,18 +26,23 @@ def may_mount() -> bool:
     return tried.returncode == 0
 
 
-def run_interpreted(*arguments: str) -> None:
-    """Run pytest with these arguments in Triton's interpreter, to its good end.
-
-    Triton decides at import whether its functions are compiled or interpreted, so tests that take
-    its kernels for what needs no GPU have a process of their own.
-    """
+def run_tests(*arguments: str, **environment: str) -> None:
+    """Run pytest with these arguments in a process of its own, to its good end."""
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *arguments],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
+        env=os.environ | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout
+
+
+def run_interpreted(*arguments: str) -> None:
+    """Run tests in Triton's interpreter.
+
+    Triton decides at import whether its functions are compiled or interpreted, so tests that take
+    its kernels for what needs no GPU have a process of their own.
+    """
+    run_tests(*arguments, TRITON_INTERPRET="1")

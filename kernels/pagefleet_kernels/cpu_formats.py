@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba.core import cgutils
 
 from pagefleet_kernels.cpu_ir import (
+    FEATURES,
     HALVES,
     INTS,
     LANES,
@@ -31,6 +32,7 @@ from pagefleet_kernels.cpu_ir import (
     store,
     upper_halves,
     widen,
+    widen_float16,
 )
 
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
@@ -40,7 +42,7 @@ _SMALLEST_NORMAL = 2.0**-6
 _ULP_OF_SUBNORMAL = 2.0**14
 """Added to a float32, it leaves a multiple of 2 ** -9 in the lowest bits."""
 
-LOOKS_UP = bool(binding.get_host_cpu_features().get("avx512vbmi"))
+LOOKS_UP = "avx512vbmi" in FEATURES
 """Whether the processor looks bytes up in tables of 128."""
 
 
@@ -195,10 +197,8 @@ def _widen_e4m3(builder: Any, codes: Any) -> Any:
         return _constant(HALVES, [value] * LANES)
 
     wide = builder.shl(builder.sext(codes, HALVES), halves(7))  # the sign is there twice
-    numbers = builder.bitcast(
-        builder.and_(wide, halves(0xBFFF)), ir.VectorType(ir.HalfType(), LANES)
-    )
-    values = builder.fmul(builder.fpext(numbers, VECTOR), floats(256.0))
+    numbers = widen_float16(builder, builder.and_(wide, halves(0xBFFF)))
+    values = builder.fmul(numbers, floats(256.0))
     magnitude = builder.and_(codes, _constant(_BYTES, [0x7F] * LANES))
     unusual = builder.icmp_unsigned("==", magnitude, _constant(_BYTES, [_NAN] * LANES))
     return builder.select(unusual, floats(float("nan")), values)

@@ -17,12 +17,13 @@ there the rounding of the inputs outweighs that of the sums, which are float32.
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
 from pagefleet_kernels.cpu_grouped import Weights, emit_grouped_product
 from pagefleet_kernels.cpu_ir import (
+    FEATURES,
     INTS,
     LANES,
     VECTOR,
@@ -36,9 +37,7 @@ from pagefleet_kernels.cpu_ir import (
     store,
 )
 
-_FEATURES = binding.get_host_cpu_features()
-
-TILE_ROWS = 12 if _FEATURES.get("avx512f") else 3
+TILE_ROWS = 12 if "avx512f" in FEATURES else 3
 """As many as leave registers for the weights and an input."""
 
 PANEL_VECTORS = 2

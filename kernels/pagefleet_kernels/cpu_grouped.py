@@ -14,13 +14,15 @@ sixteen such bytes, in registers (VPSHUFB).
 import enum
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
 from pagefleet_kernels.cpu_formats import read
 from pagefleet_kernels.cpu_ir import (
+    FEATURES,
     FLOAT,
+    HALVES,
     INT,
     INTS,
     LANES,
@@ -37,20 +39,18 @@ from pagefleet_kernels.cpu_ir import (
     load,
     splat,
     store,
+    widen_float16,
 )
 from pagefleet_kernels.quantized import E2M1_HALVES, GROUP, Matrix, Quantized
 
-_FEATURES = binding.get_host_cpu_features()
-
-_MULTIPLIES_BYTES = bool(_FEATURES.get("avx512vnni"))
+_MULTIPLIES_BYTES = "avx512vnni" in FEATURES
 """Whether the processor multiplies and adds four bytes at a time."""
 
-_SHUFFLES_BYTES = bool(_FEATURES.get("avx512bw"))
+_SHUFFLES_BYTES = "avx512bw" in FEATURES
 """Whether the processor looks 64 bytes up at a time, each in a table of sixteen."""
 
 _INT64 = ir.IntType(64)
 _BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
-_HALF_FLOATS = ir.VectorType(ir.HalfType(), LANES)
 _VECTOR_BYTES = LANES * 4
 _STEP = 4
 """Inputs that are multiplied at a time."""
@@ -121,7 +121,7 @@ def _quadrupled(builder: Any, weights: Any, values: Any, total: Any) -> Any:
 
 
 def _half_floats(builder: Any, address: Any) -> Any:
-    return builder.fpext(load(builder, address, _HALF_FLOATS), VECTOR)
+    return widen_float16(builder, load(builder, address, HALVES))
 
 
 def _unpacked(builder: Any, weights: Weights, words: Any) -> list[Any]:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, registry
 from numba.core.datamodel import models
 from numba.core.imputils import lower_constant
 from numba.extending import overload_attribute, register_model, typeof_impl
@@ -34,8 +34,22 @@ HALVES = ir.VectorType(ir.IntType(16), LANES)
 
 _ROUNDING = 1.5 * 2**23
 
-MULTIPLIES_BFLOAT16 = bool(binding.get_host_cpu_features().get("avx512bf16"))
+
+def _features() -> frozenset[str]:
+    _, _, told = registry.cpu_target.target_context.codegen().magic_tuple()
+    return frozenset(each[1:] for each in told.split(",") if each.startswith("+"))
+
+
+FEATURES = _features()
+"""What the processor that is compiled for can do, by LLVM's names: that of this machine, unless
+numba is told of another one (`NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`).
+"""
+
+MULTIPLIES_BFLOAT16 = "avx512bf16" in FEATURES
 """Whether the processor multiplies bfloat16 without widening it."""
+
+WIDENS_FLOAT16 = "f16c" in FEATURES or "sse2" not in FEATURES
+"""Whether the processor widens float16; those that are not x86 do."""
 
 
 class Format(enum.Enum):
@@ -255,6 +269,18 @@ def multiply_add_words(builder: Any, form: Format, left: Any, right: Any, total:
 def widen(builder: Any, halves: Any) -> Any:
     """bfloat16 (as 16-bit integers) to float32, lane by lane."""
     return builder.bitcast(builder.shl(builder.zext(halves, INTS), ints(16)), VECTOR)
+
+
+def widen_float16(builder: Any, halves: Any) -> Any:
+    """float16 (as 16-bit integers) to float32, lane by lane; they must be finite."""
+    if WIDENS_FLOAT16:
+        numbers = builder.bitcast(halves, ir.VectorType(ir.HalfType(), LANES))
+        return builder.fpext(numbers, VECTOR)
+    bits = builder.zext(halves, INTS)
+    size = builder.shl(builder.and_(bits, ints(0x7FFF)), ints(13))
+    sign = builder.shl(builder.and_(bits, ints(0x8000)), ints(16))
+    scaled = builder.fmul(builder.bitcast(size, VECTOR), floats(2.0**112))
+    return builder.bitcast(builder.or_(builder.bitcast(scaled, INTS), sign), VECTOR)
 
 
 def rounded_bits(builder: Any, value: Any) -> Any:

@@ -134,3 +134,32 @@ def test_words_are_multiplied_and_added(form, native, monkeypatch):
     expected = total.double() + (left.double() * right.double()).sum(1)
     run(left.data_ptr(), right.data_ptr(), total.data_ptr())
     torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "shifted"])
+def test_float16_is_widened_exactly(native, monkeypatch):
+    """On processors that do it, and as on all others."""
+    if native and not cpu_ir.WIDENS_FLOAT16:
+        pytest.skip("this processor cannot")
+    monkeypatch.setattr(cpu_ir, "WIDENS_FLOAT16", native)
+
+    @cpu_ir.intrinsic
+    def widen(typing, source, target):
+        def lower(context, builder, signature, arguments):
+            source, target = arguments
+            halves = cpu_ir.load(builder, source, cpu_ir.HALVES)
+            cpu_ir.store(builder, cpu_ir.widen_float16(builder, halves), target)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), lower
+
+    @numba.njit
+    def run(source, target, count):
+        for number in range(0, count, 16):
+            widen(source + number * 2, target + number * 4)
+
+    numbers = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
+    finite = numbers[numbers.isfinite()]
+    found = torch.zeros(len(finite))
+    run(finite.data_ptr(), found.data_ptr(), len(finite))
+    assert torch.equal(found.view(torch.int32), finite.float().view(torch.int32))
