@@ -24,7 +24,14 @@ from numba import carray
 from torch import Tensor
 
 from pagefleet_kernels import reference
-from pagefleet_kernels.cpu_cache import block_bytes, computed_in, dense_heads, has_panels, in_panels
+from pagefleet_kernels.cpu_cache import (
+    block_bytes,
+    computed_in,
+    dense_heads,
+    in_panels,
+    is_kept,
+    latent_of,
+)
 from pagefleet_kernels.cpu_ir import device
 from pagefleet_kernels.cpu_launch import (
     FORMATS,
@@ -39,7 +46,6 @@ from pagefleet_kernels.cpu_launch import (
 from pagefleet_kernels.cpu_online_softmax import (
     Head,
     Room,
-    Task,
     attend_block,
     layout,
     merge,
@@ -60,6 +66,7 @@ from pagefleet_kernels.cpu_simd import (
     store_floats,
     store_int64,
 )
+from pagefleet_kernels.cpu_tasks import Cursor, Task, seek
 from pagefleet_kernels.cpu_tiles import ACCUMULATORS, CHAINS, TILE
 
 _QUERIES = 48
@@ -103,13 +110,13 @@ def _load_queries(block: Any, arguments: Any, task: Task, head: int, queries: in
     """The queries of a task for one head, filled up to whole blocks with zeros."""
     group, count = arguments.group, task.tokens * arguments.group
     for query in range(-(-count // block.queries) * block.queries):
-        target = queries + query * block.row_bytes
+        target = queries + query * block.query_bytes
         if query < count:
             source = arguments.query + (task.token + query // group) * arguments.query_stride
             source += (head * group + query % group) * block.head_bytes
             copy_bytes(target, source, block.head_bytes)
         else:
-            for place in range(0, block.row_bytes, 64):
+            for place in range(0, block.query_bytes, 64):
                 store_floats(target + place, broadcast(0.0))
 
 
@@ -123,7 +130,7 @@ def _finish(block: Any, arguments: Any, task: Task, head: int, states: int) -> N
         scale = load_float(arguments.kv_scales + (arguments.heads + head) * 4)
     for query in range(task.tokens * group):
         token, number = task.token + query // group, head * group + query % group
-        target = arguments.output + (token * arguments.heads * group + number) * block.head_bytes
+        target = arguments.output + (token * arguments.heads * group + number) * block.output_bytes
         state = states + query * block.state_bytes
         weight = load_float(state + block.row_bytes + 4)
         if arguments.sinks:
@@ -156,7 +163,7 @@ def _attend_tile(
     if begin >= end:
         return
     for panel in range(begin // PANEL, -(-end // PANEL)):
-        queries = room.queries + query * block.row_bytes
+        queries = room.queries + query * block.query_bytes
         score(block, arguments, head, room, panel, queries, room.weights)
     attend_block(block, arguments, task, head, room, tile, query, room.weights, room.fresh)
     for index in range(block.queries):
@@ -180,14 +187,14 @@ def _attend_token(
     if following.tokens:
         _find_panels(block, arguments, following, following.first_tile, room.ahead_panels)
     for number in range(heads):
-        queries = room.queries + number * padded * block.row_bytes
+        queries = room.queries + number * padded * block.query_bytes
         _load_queries(block, arguments, task, number, queries)
     begin, end = visible(arguments, task, tile, 0)
     for panel in range(begin // PANEL, -(-end // PANEL)):
         for number in range(heads):
             head = _head(block, arguments, number, room)
             for query in range(number * padded, (number + 1) * padded, block.queries):
-                queries = room.queries + query * block.row_bytes
+                queries = room.queries + query * block.query_bytes
                 weights = room.weights + query * TILE * 4
                 score(block, arguments, head, room, panel, queries, weights)
     for number in range(heads):
@@ -214,63 +221,15 @@ def _gather(block: Any, arguments: Any, task: Task, partials: int, tiles: int) -
         _finish(block, arguments, task, number, states)
 
 
-class Cursor(NamedTuple):
-    """A place in the list of tasks. Their order follows from the rows alone: a row of one token has
-    a task for each tile; another has one for each head and some of its tokens, the last tokens
-    first, because they see most.
-    """
-
-    row: int
-    begin: int
-    """Number of the row's first task."""
-    tasks: int
-    """How many the row has."""
-    partials: int
-    """Where the states of the row's tiles go, if it has one token."""
-    decode: bool
-    """Whether the row has one token."""
-    part: int
-    """Number of the tile among those of the row if it has one token, else of the head."""
-    task: Task
-
-
-@device
-def _seek(arguments: Any, cursor: Cursor, number: int) -> Cursor:
-    """The place of task `number`, at or after `cursor`; past the last row, a task of no tokens."""
-    row, begin, partials = cursor.row, cursor.begin, cursor.partials
-    heads, step, window = arguments.heads, arguments.tokens_per_task, arguments.window
-    while row < arguments.rows:
-        token = load_int32(arguments.offsets + row * 4)
-        tokens = load_int32(arguments.offsets + row * 4 + 4) - token
-        start = load_int32(arguments.starts + row * 4)
-        low = max(start + 1 - window, 0) // TILE if window else 0
-        count = -(-(start + 1) // TILE) - low if tokens == 1 else -(-tokens // step) * heads
-        if number < begin + count:
-            if tokens == 1:
-                tile = low + number - begin
-                task = Task(row, token, 1, start, tile, tile + 1)
-                return Cursor(row, begin, count, partials, True, number - begin, task)
-            skipped = (begin + count - 1 - number) // heads * step
-            size, position = min(tokens - skipped, step), start + skipped
-            low = max(position + 1 - window, 0) // TILE if window else 0
-            task = Task(row, token + skipped, size, position, low, -(-(position + size) // TILE))
-            return Cursor(row, begin, count, partials, False, (number - begin) % heads, task)
-        if tokens == 1:
-            partials += count * arguments.partial_size
-        begin += count
-        row += 1
-    return Cursor(row, begin, 0, partials, False, 0, Task(row, 0, 0, 0, 0, 0))
-
-
 @device
 def run_attention(narrow: Any, wide: Any, arguments: Any) -> None:
     """Takes tasks until there are none left, each a little before it is needed."""
     own = arguments.rooms + thread_number(arguments) * arguments.room_size
     room = layout(wide, own, arguments.capacity)
     origin = Cursor(0, 0, 0, arguments.partials, False, 0, Task(0, 0, 0, 0, 0, 0))
-    cursor = _seek(arguments, origin, next_task(arguments))
+    cursor = seek(arguments, origin, next_task(arguments))
     while cursor.task.tokens:
-        following = _seek(arguments, cursor, next_task(arguments))
+        following = seek(arguments, cursor, next_task(arguments))
         task = cursor.task
         if cursor.decode:
             states = cursor.partials + cursor.part * arguments.partial_size
@@ -298,12 +257,21 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(
-        cls, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int, query_heads: int, heads: int
+        cls,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        head_size: int,
+        query_heads: int,
+        heads: int,
+        latent: int = 0,
     ) -> "Shape":
-        """How heads of `head_size` are computed, over a pool of `kv_dtype`."""
+        """How heads of `head_size` are computed, over a pool of `kv_dtype`; for `latent` see
+        `Block`.
+        """
         group, form, kept = query_heads // heads, FORMATS[dtype], KEPT[kv_dtype]
-        narrow = Block(form, kept, head_size, -(-group // -(-group // 4)), once=True)
-        wide = Block(form, kept, head_size, ACCUMULATORS // CHAINS)
+        few = -(-group // -(-group // 4))
+        narrow = Block(form, kept, head_size, few, once=True, latent=latent)
+        wide = Block(form, kept, head_size, ACCUMULATORS // CHAINS, latent=latent)
         tokens_per_task = max(_QUERIES // group, 1)
         padded = -(-group // narrow.queries) * narrow.queries
         capacity = max(tokens_per_task * group + wide.queries, heads * padded)
@@ -345,11 +313,17 @@ _scratch = Scratch()
 
 
 def warm_up(
-    dtype: torch.dtype, kv_dtype: torch.dtype, query_heads: int, heads: int, head_size: int
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    query_heads: int,
+    heads: int,
+    head_size: int,
+    latent: int = 0,
 ) -> None:
     """Compiles what `attention` needs for a model, or loads it; seconds or milliseconds."""
-    if has_panels(kv_dtype, head_size):
-        shape = _shape(computed_in(dtype, kv_dtype), kv_dtype, head_size, query_heads, heads)
+    if is_kept(kv_dtype, head_size, latent):
+        sizes = head_size, query_heads, heads, latent
+        shape = _shape(computed_in(dtype, kv_dtype), kv_dtype, *sizes)
         _kernel(shape.narrow, shape.wide)
 
 
@@ -368,10 +342,11 @@ def attention(
     sinks: Tensor | None = None,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
-    """`reference.attention`, compiled, over caches that are `in_panels`; other caches go to the
-    reference. Queries are `computed_in` a type that suits the caches.
+    """`reference.attention`, compiled, over caches that are `in_panels`, or latents; other caches
+    go to the reference. Queries are `computed_in` a type that suits the caches.
     """
-    if not in_panels(key_cache):
+    latent = latent_of(key_cache, value_cache)
+    if not in_panels(key_cache, latent):
         return reference.attention(
             query, key_cache, value_cache, tables, starts, offsets,
             scale=scale, window=window, softcap=softcap,
@@ -381,14 +356,15 @@ def attention(
     rows, width = tables.shape
     queries = dense_heads(query.to(computed_in(query.dtype, key_cache.dtype)))
     tables = tables.contiguous()
-    shape = _shape(queries.dtype, key_cache.dtype, head_size, queries.shape[1], heads)
+    shape = _shape(queries.dtype, key_cache.dtype, head_size, queries.shape[1], heads, latent)
     threads, itemsize = torch.get_num_threads(), queries.element_size()
     rooms, partials, arrivals = shape.scratch(threads, rows, width * block_size)
-    output = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    output = queries.new_empty(*queries.shape[:2], value_cache.shape[3])
+    distance = block_bytes(key_cache, key_cache if latent else value_cache)
     _kernel(shape.narrow, shape.wide)(
         threads,
         queries.data_ptr(), queries.stride(0) * itemsize, output.data_ptr(),
-        key_cache.data_ptr(), value_cache.data_ptr(), block_bytes(key_cache, value_cache),
+        key_cache.data_ptr(), value_cache.data_ptr(), distance,
         tables.data_ptr(), tables.stride(0) * 4, starts.data_ptr(), offsets.data_ptr(), rows,
         address_of(kv_scales), heads,
         shape.group, shape.padded, block_size, shape.tokens_per_task, shape.capacity,

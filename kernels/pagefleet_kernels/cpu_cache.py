@@ -28,7 +28,7 @@ from pagefleet_kernels.cpu_launch import (
     next_tasks,
     threads_for,
 )
-from pagefleet_kernels.cpu_rows import PANEL, WORD_BYTES
+from pagefleet_kernels.cpu_rows import PANEL, VECTOR_BYTES, WORD_BYTES
 from pagefleet_kernels.cpu_simd import (
     broadcast,
     copy_bytes,
@@ -90,7 +90,7 @@ def _store(
 
 
 @device
-def _rotate(
+def rotate(
     form: Any,
     kept: Any,
     source: int,
@@ -151,14 +151,14 @@ def _write_token(form: Any, kept: Any, arguments: Any, token: int) -> None:
         rotated = arguments.rotated + token * arguments.query_heads * size
         for head in range(arguments.query_heads):
             skipped = head * size
-            _rotate(form, form, query + skipped, rotated + skipped, angles, half, False, 1.0)
+            rotate(form, form, query + skipped, rotated + skipped, angles, half, False, 1.0)
     for head in range(arguments.heads):
         skipped = head * arguments.block_size * kept_size
         if narrow:
             scale = arguments.kv_scales + head * 4
             key_scale, value_scale = load_float(scale), load_float(scale + arguments.heads * 4)
         if angles:
-            _rotate(form, kept, key + head * size, keys + skipped, angles, half, True, key_scale)
+            rotate(form, kept, key + head * size, keys + skipped, angles, half, True, key_scale)
         elif narrow:
             numbers = arguments.head_size
             _narrow(form, kept, key + head * size, keys + skipped, numbers, True, key_scale)
@@ -209,17 +209,27 @@ def computed_in(dtype: torch.dtype, kv_dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in FORMATS else torch.float32
 
 
-def has_panels(dtype: torch.dtype, head_size: int) -> bool:
-    """Whether a pool of `dtype` keeps keys in panels, if its blocks hold whole ones."""
+def is_kept(dtype: torch.dtype, head_size: int, latent: int = 0) -> bool:
+    """Whether kernels are compiled for a pool of `dtype`, if its blocks hold whole panels; for
+    `latent` see `cpu_rows.Block`.
+    """
+    if latent:
+        whole = head_size * dtype.itemsize % VECTOR_BYTES == 0 and latent % 8 == 0
+        return dtype in FORMATS and whole
     return dtype in KEPT and head_size % 8 == 0
 
 
-def in_panels(cache: Tensor) -> bool:
-    """Whether a cache [N, G, S, D] has its keys in panels (`cpu_rows`); if not, it is left to the
-    reference, which knows rows only.
+def latent_of(key_cache: Tensor, value_cache: Tensor) -> int:
+    """How many numbers of a key are its value, if the caches are one; 0 if they are two."""
+    return value_cache.shape[3] if key_cache.data_ptr() == value_cache.data_ptr() else 0
+
+
+def in_panels(cache: Tensor, latent: int = 0) -> bool:
+    """Whether a cache [N, G, S, D] has its keys in panels, or latents as the kernels want them
+    (`cpu_rows`); if not, it is left to the reference, which knows rows only.
     """
     _, _, block_size, head_size = cache.shape
-    return has_panels(cache.dtype, head_size) and block_size % PANEL == 0
+    return is_kept(cache.dtype, head_size, latent) and block_size % PANEL == 0
 
 
 def block_bytes(key_cache: Tensor, value_cache: Tensor) -> int:

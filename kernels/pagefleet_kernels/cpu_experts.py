@@ -124,7 +124,8 @@ def run_gates(form: Any, weights: Any, arguments: Any) -> None:
             _multiply(form, weights, rows, values, stride, numbers, address, steps, sums)
             bias = bias_of(form, arguments, place)
             for row in range(slot, behind):
-                write_row(form, arguments, panel, bias, sums + (row - slot) * PANEL * 4, row)
+                output = arguments.output + row * arguments.output_stride
+                write_row(form, arguments, panel, bias, sums + (row - slot) * PANEL * 4, output)
         task += 1
         if task == last:
             task, last = next_tasks(arguments, tasks)

@@ -35,7 +35,7 @@ from pagefleet_kernels.cpu_simd import (
     store_few,
     store_numbers,
 )
-from pagefleet_kernels.layers import Activation, Layer
+from pagefleet_kernels.layers import Activation, HeadsLayer, Layer
 from pagefleet_kernels.lora import Loras
 from pagefleet_kernels.quantized import Matrix, Quantized
 
@@ -71,14 +71,18 @@ class Epilogue(IntEnum):
 class LinearArguments(ctypes.Structure):
     """What a packed linear layer hands to the compiled code; strides are in bytes, `bias` is 0
     where there is none, as `loras` is (see `cpu_lora`). An output row has `columns` numbers. The
-    values of a quantized layer are blocks, and its steps groups.
+    values of a quantized layer are blocks, and its steps groups. `panels_each` are those of a head
+    where each has a matrix of its own; from head to head it is `value_step` and `output_step`.
     """
 
     _fields_ = fields(
-        "rows values stride panels panel_bytes panel_count steps bias epilogue "
-        "output output_stride columns adapters loras inner inner_stride"
+        "rows values stride panels panel_bytes panel_count steps bias epilogue output "
+        "output_stride columns adapters loras inner inner_stride panels_each value_step output_step"
     )
 
+
+_FIELDS = [name for name, _ in LinearArguments._fields_[4:]]
+"""Behind those that every record has."""
 
 _FLOAT32 = Format.FLOAT32
 
@@ -108,9 +112,8 @@ def outputs(form: Any, bias: int, sums: int, vector: int) -> Any:
 
 
 @device
-def write_row(form: Any, arguments: Any, panel: int, bias: int, sums: int, row: int) -> None:
-    """A row's outputs of one panel, from its sums, as the epilogue says."""
-    output = arguments.output + row * arguments.output_stride
+def write_row(form: Any, arguments: Any, panel: int, bias: int, sums: int, output: int) -> None:
+    """A row's outputs of one panel, from its sums, as the epilogue says, to the row `output`."""
     if arguments.epilogue >= 2:
         gate = rounded(form, outputs(form, bias, sums, 0))
         value = rounded(form, outputs(form, bias, sums, 1))
@@ -137,11 +140,12 @@ def run_linear(form: Any, weights: Any, arguments: Any) -> None:
     while task < last:
         group, panel = divmod(task, arguments.panel_count)
         place = arguments.panels + panel * arguments.panel_bytes
+        head, own = divmod(panel, arguments.panels_each)
         first = group * _TASK_TILES
         for tile in range(first, min(first + _TASK_TILES, tiles)):
             begin = arguments.rows * tile // tiles
             end = arguments.rows * (tile + 1) // tiles
-            values = arguments.values + begin * arguments.stride
+            values = arguments.values + begin * arguments.stride + head * arguments.value_step
             steps = arguments.steps
             if arguments.loras:
                 send_for_loras(arguments, panel, begin, end)
@@ -150,7 +154,9 @@ def run_linear(form: Any, weights: Any, arguments: Any) -> None:
                 add_loras(form, arguments, panel, begin, end, sums)
             bias = bias_of(form, arguments, panel)
             for row in range(begin, end):
-                write_row(form, arguments, panel, bias, sums + (row - begin) * PANEL * 4, row)
+                output = arguments.output + row * arguments.output_stride
+                output += head * arguments.output_step
+                write_row(form, arguments, own, bias, sums + (row - begin) * PANEL * 4, output)
         task += 1
         if task == last:
             task, last = next_tasks(arguments, tasks)
@@ -203,6 +209,7 @@ class PackedLinear:
             "bias": address_of(self._bias),
             "epilogue": self.epilogue,
             "columns": self.columns,
+            "panels_each": count,
         }
 
     def __call__(self, values: Tensor, adapters: Tensor | None = None) -> Tensor:
@@ -226,7 +233,47 @@ class PackedLinear:
             fixed["panels"], fixed["panel_bytes"], fixed["panel_count"], fixed["steps"],
             fixed["bias"], fixed["epilogue"],
             output.data_ptr(), output.stride(0) * output.element_size(), self.columns, *added,
+            fixed["panels_each"], 0, 0,
         )  # fmt: skip
+        return output
+
+
+class PackedHeads:
+    """`reference.by_heads` over packed weights."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self._heads, self.columns, self.inputs = weights.shape
+        self.panels = arena.keep(torch.stack([packed(own) for own in weights]))
+
+    def arguments(self) -> dict[str, int]:
+        """The fields of `LinearArguments` that never change."""
+        each, steps = self.panels.shape[1:3]
+        itemsize = self.panels.element_size()
+        return {
+            "panels": self.panels.data_ptr(),
+            "panel_bytes": self.panels[0].nbytes // each,
+            "panel_count": self._heads * each,
+            "steps": steps,
+            "columns": self.columns,
+            "panels_each": each,
+            "value_step": self.inputs * itemsize,
+            "output_step": self.columns * itemsize,
+        }
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """[T, H, inputs] -> [T, H, outputs]."""
+        values = values.contiguous()
+        output = values.new_empty((*values.shape[:2], self.columns))
+        record = {
+            **dict.fromkeys(_FIELDS, 0),
+            **self.arguments(),
+            "rows": len(values),
+            "values": values.data_ptr(),
+            "stride": values.stride(0) * values.element_size(),
+            "output": output.data_ptr(),
+            "output_stride": output.stride(0) * output.element_size(),
+        }
+        _kernel(FORMATS[values.dtype], Weights.PLAIN)(torch.get_num_threads(), *record.values())
         return output
 
 
@@ -254,6 +301,12 @@ def gated(
         return packed_layer
     gate_up = linear(weight, bias, loras)
     return lambda values, adapters=None: cpu_layers.gate_mul(gate_up(values, adapters), activation)
+
+
+def by_heads(weights: Tensor) -> HeadsLayer:
+    """`reference.by_heads`, packed."""
+    packable = is_packable(weights[0], Epilogue.ROUND)
+    return PackedHeads(weights) if packable else reference.by_heads(weights)
 
 
 def head(weight: Matrix) -> Layer:

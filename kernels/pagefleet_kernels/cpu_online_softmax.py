@@ -35,6 +35,7 @@ from pagefleet_kernels.cpu_simd import (
     subtract,
     total,
 )
+from pagefleet_kernels.cpu_tasks import Task
 from pagefleet_kernels.cpu_tiles import (
     TILE,
     scores,
@@ -42,19 +43,6 @@ from pagefleet_kernels.cpu_tiles import (
 )
 
 _BFLOAT16 = Format.BFLOAT16
-
-
-class Task(NamedTuple):
-    """Some tokens of a row, over some tiles of its context."""
-
-    row: int
-    token: int
-    """First token, counted over the step."""
-    tokens: int
-    position: int
-    """Of the first token, in its sequence."""
-    first_tile: int
-    last_tile: int
 
 
 class Head(NamedTuple):
@@ -88,7 +76,7 @@ class Room(NamedTuple):
 @device
 def layout(block: Any, address: int, capacity: int) -> Room:
     """Cuts a thread's scratch for `capacity` queries."""
-    states = address + capacity * block.row_bytes
+    states = address + capacity * block.query_bytes
     fresh = states + capacity * block.state_bytes
     weights = fresh + block.queries * block.state_bytes
     panels = weights + capacity * TILE * 4
@@ -97,7 +85,7 @@ def layout(block: Any, address: int, capacity: int) -> Room:
 
 def room_size(block: Block, capacity: int) -> int:
     """Bytes that `layout` cuts, in whole pages."""
-    each = block.row_bytes + block.state_bytes + TILE * 4
+    each = block.query_bytes + block.state_bytes + TILE * 4
     size = capacity * each + block.queries * block.state_bytes + 2 * TILE // PANEL * 8
     return -(-size // 4096) * 4096
 

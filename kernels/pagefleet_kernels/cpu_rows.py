@@ -6,6 +6,8 @@ positions of a head, transposed, as a matrix product packs them (Goto and van de
 key. So they are transposed once, when they are written, and each lane of a vector is a key whenever
 they are read. A panel is as large as the sixteen rows of values beside it.
 
+Latents, which are keys and values at once, lie as rows, and are kept once.
+
 In scratch a row of D numbers is held in *scratch order*: float32, in chunks of sixteen lanes,
 zero-padded to whole chunks. A float32 row keeps its order. Thirty-two bfloat16 are read as sixteen
 words whose lower halves make one chunk and whose upper halves the next, so that widening costs one
@@ -65,7 +67,7 @@ _WORD = types.int64
 
 @dataclass(frozen=True)
 class Block:
-    """What an inner loop is compiled for: rows of `head_size` numbers, for `queries` queries at a
+    """What an inner loop is compiled for: keys of `head_size` numbers, for `queries` queries at a
     time.
     """
 
@@ -77,11 +79,13 @@ class Block:
     queries: int
     once: bool = False
     """Whether keys and values are read once, so that what is read next is sent for on the way."""
+    latent: int = 0
+    """Of keys that are latents, how many numbers are the value; 0 if values lie beside keys."""
 
     @property
-    def chunks(self) -> int:
-        """Vectors that hold one row."""
-        return -(-self.head_size // LANES)
+    def value_size(self) -> int:
+        """Numbers of one value."""
+        return self.latent or self.head_size
 
     @property
     def head_bytes(self) -> int:
@@ -89,8 +93,13 @@ class Block:
         return self.head_size * self.format.itemsize
 
     @property
+    def output_bytes(self) -> int:
+        """Size in memory of what comes of one query."""
+        return self.value_size * self.format.itemsize
+
+    @property
     def kept_bytes(self) -> int:
-        """Size of one key or value in memory."""
+        """Size of one key or value in memory, or of both where they are one."""
         return self.head_size * self.kept.itemsize
 
     @property
@@ -113,19 +122,24 @@ class Block:
         return self.head_bytes // WORD_BYTES
 
     @property
+    def query_bytes(self) -> int:
+        """Room for one query, in whole vectors of float32."""
+        return -(-self.head_size // LANES) * VECTOR_BYTES
+
+    @property
     def row_bytes(self) -> int:
-        """Size of one row in scratch order."""
-        return self.chunks * VECTOR_BYTES
+        """Size of one value in scratch order."""
+        return -(-self.value_size // LANES) * VECTOR_BYTES
 
     @property
     def state_bytes(self) -> int:
-        """Size of one row in scratch order and a vector of other numbers about it."""
+        """Size of one value in scratch order and a vector of other numbers about it."""
         return self.row_bytes + VECTOR_BYTES
 
     @property
     def single(self) -> "Block":
         """The same for one query."""
-        return Block(self.format, self.kept, self.head_size, 1)
+        return Block(self.format, self.kept, self.head_size, 1, latent=self.latent)
 
 
 constant_in_kernels(Block)
@@ -134,7 +148,9 @@ constant_in_kernels(Block)
 for _name in (
     "queries",
     "head_bytes",
+    "output_bytes",
     "kept_bytes",
+    "query_bytes",
     "row_bytes",
     "state_bytes",
     "single",
@@ -159,11 +175,11 @@ class Piece:
 
 
 def pieces(block: Block) -> list[Piece]:
-    """The row cut into what is loaded as words of two bfloat16, chunks, and half a chunk."""
+    """A value cut into what is loaded as words of two bfloat16, chunks, and half a chunk."""
     pieces, begin = [], 0
     sizes = [*_WORDS_OF_PAIRS[block.kept], 16, 8]
-    while begin < block.head_size:
-        size = next(size for size in sizes if size <= block.head_size - begin)
+    while begin < block.value_size:
+        size = next(size for size in sizes if size <= block.value_size - begin)
         pieces.append(Piece(begin, size))
         begin += size
     return pieces

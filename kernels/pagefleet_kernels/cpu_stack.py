@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pagefleet_kernels import cpu_attention
-from pagefleet_kernels.cpu_cache import has_panels
+from pagefleet_kernels.cpu_cache import is_kept
 from pagefleet_kernels.cpu_experts import PackedExperts, Room
 from pagefleet_kernels.cpu_grouped import blocks_size
 from pagefleet_kernels.cpu_launch import FORMATS, address_of
@@ -319,7 +319,7 @@ class LayerStack:
 
 def stack(layers: Sequence[DecoderLayer], norm: Tensor, shape: StackShape) -> LayerStack | None:
     """All layers as one; None unless every linear layer is packed, all alike, and so are all
-    experts, and heads can be compiled.
+    experts, and heads can be compiled. Layers with latents are called one by one.
     """
     parts = _parts(layers)
     experts = [part for part in parts if isinstance(part, PackedExperts)]
@@ -328,9 +328,10 @@ def stack(layers: Sequence[DecoderLayer], norm: Tensor, shape: StackShape) -> La
         len({part.weights for part in linear}) == 1
         and len({each.weights for part in experts for each in (part.gates, part.sums)}) <= 1
     )
-    if not alike or len(parts) > len(experts) + len(linear):
+    latents = any(layer.latents is not None for layer in layers)
+    if not alike or len(parts) > len(experts) + len(linear) or latents:
         return None
-    return LayerStack(layers, norm, shape) if has_panels(shape.dtype, shape.head_size) else None
+    return LayerStack(layers, norm, shape) if is_kept(shape.dtype, shape.head_size) else None
 
 
 def _parts(layers: Sequence[DecoderLayer]) -> list[Layer]:

@@ -2,7 +2,8 @@
 
 `scores` multiplies queries with a panel of keys (`cpu_rows`). One lane is one key, and its product
 is CHAINS sums of every CHAINS-th word, whose additions need not wait for each other; in bfloat16 a
-word is a pair, multiplied by one instruction (VDPBF16PS) where the processor has it.
+word is a pair, multiplied by one instruction (VDPBF16PS) where the processor has it. Of keys that
+lie as rows one lane is every sixteenth word, and a product the sum of the lanes.
 
 `weigh` adds weighted values key by key, in ascending order; of values in 8 bits two keys at a time
 (`Block.paired`).
@@ -11,6 +12,7 @@ Queries share loads, never arithmetic: how many there are changes no bit, becaus
 may not depend on how many others came with it (decode against prefill).
 """
 
+import itertools
 from typing import Any
 
 from llvmlite import ir
@@ -26,6 +28,7 @@ from pagefleet_kernels.cpu_ir import (
     Format,
     at,
     floats,
+    fold,
     intrinsic,
     load,
     multiply_add_words,
@@ -33,6 +36,7 @@ from pagefleet_kernels.cpu_ir import (
     store,
 )
 from pagefleet_kernels.cpu_rows import (
+    PANEL,
     VECTOR_BYTES,
     WORD_BYTES,
     Block,
@@ -54,6 +58,9 @@ CHAINS = 4
 
 ACCUMULATORS = 24
 """Vectors of running sums that stay in registers; AVX-512 has thirty-two."""
+
+_ROWS = 4
+"""Keys that meet a block of queries at once, where they lie as rows."""
 
 
 def _loop(builder: Any, begin: Any, end: Any, step: int) -> Any:
@@ -82,7 +89,7 @@ def _emit_scores(
                 if block.once:
                     emit_prefetch(builder, builder.add(ahead, place))
             for query, chains in enumerate(sums):
-                skipped = query * block.row_bytes + chain * WORD_BYTES
+                skipped = query * block.query_bytes + chain * WORD_BYTES
                 factor = load(
                     builder, at(builder, builder.add(queries, word), skipped), kind.element
                 )
@@ -101,6 +108,39 @@ def _emit_scores(
             parts = [builder.fadd(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
         place = at(builder, output, query * TILE * WORD_BYTES)
         store(builder, builder.fmul(parts[0], factor), place)
+
+
+def _emit_scores_of_rows(
+    builder: Any, block: Block, queries: Any, rows: Any, output: Any, scale: Any
+) -> None:
+    kind = INTS if block.format is Format.BFLOAT16 else VECTOR
+    zero, keys, size = (ir.Constant(rows.type, each) for each in (0, PANEL, block.head_bytes))
+    sums = [
+        [cgutils.alloca_once(builder, VECTOR) for _ in range(_ROWS)] for _ in range(block.queries)
+    ]
+    with _loop(builder, zero, keys, _ROWS) as (key, _):
+        for slot in itertools.chain(*sums):
+            builder.store(floats(0.0), slot)
+        first = builder.add(rows, builder.mul(key, ir.Constant(key.type, block.kept_bytes)))
+        with _loop(builder, zero, size, VECTOR_BYTES) as (place, _):
+            source = builder.add(first, place)
+            vectors = [
+                load(builder, at(builder, source, row * block.kept_bytes), kind)
+                for row in range(_ROWS)
+            ]
+            for query, slots in enumerate(sums):
+                skipped = query * block.query_bytes
+                words = load(builder, at(builder, builder.add(queries, place), skipped), kind)
+                for vector, slot in zip(vectors, slots, strict=True):
+                    grown = builder.load(slot)
+                    grown = multiply_add_words(builder, block.format, words, vector, grown)
+                    builder.store(grown, slot)
+        column = builder.add(output, builder.mul(key, ir.Constant(key.type, WORD_BYTES)))
+        for query, slots in enumerate(sums):
+            for row, slot in enumerate(slots):
+                product = builder.fmul(fold(builder, builder.load(slot), builder.fadd), scale)
+                place = at(builder, column, query * TILE * WORD_BYTES + row * WORD_BYTES)
+                builder.store(product, builder.inttoptr(place, FLOAT.as_pointer()))
 
 
 def _emit_weigh(
@@ -200,15 +240,19 @@ def scores(
 
     Args:
         block: a `Block`.
-        queries: address of its queries, as they lie in memory, one every `row_bytes`.
-        panel: address of the keys.
+        queries: address of its queries, as they lie in memory, one every `query_bytes`.
+        panel: address of the keys, which lie as rows if they are latents.
         ahead: address of as much memory, which is sent for if the block's keys are read once.
         output: address of float32 [queries, TILE], of which sixteen columns are written.
         scale: float32 that products are multiplied by.
     """
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _emit_scores(builder, block.value, *arguments[1:])
+        _, queries, panel, ahead, output, scale = arguments
+        if block.value.latent:
+            _emit_scores_of_rows(builder, block.value, queries, panel, output, scale)
+        else:
+            _emit_scores(builder, block.value, queries, panel, ahead, output, scale)
         return context.get_dummy_value()
 
     return types.void(block, *([_WORD] * 4), types.float32), lower

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from pagefleet_kernels import reference
 from pagefleet_kernels.experts import Experts
-from pagefleet_kernels.layers import Activation, DecoderLayer, Layer, Stack, StackShape
+from pagefleet_kernels.layers import (
+    Activation,
+    DecoderLayer,
+    HeadsLayer,
+    Layer,
+    Stack,
+    StackShape,
+)
 from pagefleet_kernels.lora import Loras
 from pagefleet_kernels.quantized import Matrix, Quantized
 
@@ -18,7 +25,12 @@ def _no_stack(layers: Sequence[DecoderLayer], norm: Tensor, shape: StackShape) -
 
 
 def _nothing_to_compile(
-    dtype: torch.dtype, kv_dtype: torch.dtype, query_heads: int, heads: int, head_size: int
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    query_heads: int,
+    heads: int,
+    head_size: int,
+    latent: int = 0,
 ) -> None: ...
 
 
@@ -27,8 +39,9 @@ class Kernels:
     """The operations of one device; each has the signature and the meaning of its namesake in
     `reference`.
 
-    `warm_up(dtype, that of the pool, query heads, key/value heads, head size)` compiles everything
-    that a model of this shape will call one by one, so that no step waits for a compiler.
+    `warm_up(dtype, that of the pool, query heads, key/value heads, head size, that of values if
+    keys are latents)` compiles everything that a model of this shape will call one by one, so that
+    no step waits for a compiler.
     `stack(layers, norm, shape)` makes one call of all layers of a decoder, where
     the device gains by that. `sample` is `triton_sampling.sample`, where the device has that.
     `invariant`: a row's bits do not depend on its batch.
@@ -46,13 +59,15 @@ class Kernels:
     linear: Callable[[Matrix, Tensor | None, Loras], Layer]
     gated: Callable[[Matrix, Tensor | None, Loras, Activation], Layer]
     head: Callable[[Matrix], Layer]
+    rotary_write_latents: Callable[..., Tensor] = reference.rotary_write_latents
+    by_heads: Callable[[Tensor], HeadsLayer] = reference.by_heads
     experts: Callable[[Experts], Layer] = reference.experts
     log_softmax: Callable[[Tensor], Tensor] = reference.log_softmax
     sample: Callable[..., Tensor] | None = None
     invariant: bool = True
     block_multiple: int = 1
     stack: Callable[[Sequence[DecoderLayer], Tensor, StackShape], Stack | None] = _no_stack
-    warm_up: Callable[[torch.dtype, torch.dtype, int, int, int], None] = _nothing_to_compile
+    warm_up: Callable[..., None] = _nothing_to_compile
 
 
 REFERENCE = Kernels(
@@ -146,6 +161,7 @@ def _cpu() -> Kernels:
         cpu_attention,
         cpu_cache,
         cpu_experts,
+        cpu_latents,
         cpu_layers,
         cpu_linear,
         cpu_stack,
@@ -154,9 +170,16 @@ def _cpu() -> Kernels:
     from pagefleet_kernels.cpu_store import VERSION
 
     def warm_up(
-        dtype: torch.dtype, kv_dtype: torch.dtype, query_heads: int, heads: int, head_size: int
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        query_heads: int,
+        heads: int,
+        head_size: int,
+        latent: int = 0,
     ) -> None:
-        cpu_attention.warm_up(dtype, kv_dtype, query_heads, heads, head_size)
+        cpu_attention.warm_up(dtype, kv_dtype, query_heads, heads, head_size, latent)
+        if latent:
+            cpu_latents.warm_up(dtype)
         cpu_cache.warm_up(dtype, kv_dtype)
         cpu_layers.warm_up(dtype)
         cpu_linear.warm_up(dtype)
@@ -173,6 +196,8 @@ def _cpu() -> Kernels:
         linear=cpu_linear.linear,
         gated=cpu_linear.gated,
         head=cpu_linear.head,
+        rotary_write_latents=cpu_latents.rotary_write_latents,
+        by_heads=cpu_linear.by_heads,
         experts=cpu_experts.experts,
         block_multiple=PANEL,
         stack=cpu_stack.stack,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,6 +33,10 @@ class Layer(Protocol):
         ...
 
 
+HeadsLayer: TypeAlias = Callable[[Tensor], Tensor]
+"""[T, H, inputs] -> [T, H, outputs], of each head by a matrix of its own."""
+
+
 @dataclass(frozen=True)
 class DenseMlp:
     """A feed-forward part that all rows go through; a `Layer` itself."""
@@ -47,6 +51,26 @@ class DenseMlp:
 
 
 @dataclass(frozen=True)
+class LatentLayers:
+    """What multi-head latent attention has beside queries, keys and values (DeepSeek-AI,
+    "DeepSeek-V2", 2024, section 2.1).
+
+    A token's keys and values follow from one latent, c: in head h they are U c and V c, beside one
+    rotated key that the heads share. The pool keeps c and that key. A head's score is q U c = (U^T
+    q) c, its output V times the weighted sum of latents: so queries *absorb* U, and what comes of
+    attention is *expanded* by V. All heads read the same entry, of which c is the value.
+    """
+
+    query_up: Layer | None
+    """Queries of a latent of theirs, if they have one."""
+    absorb: HeadsLayer
+    """Queries to what meets entries; the rotated part stays as it is."""
+    expand: HeadsLayer
+    rank: int
+    """Size of a latent."""
+
+
+@dataclass(frozen=True)
 class DecoderLayer:
     """One layer of a decoder; for norms see `reference.rms_norm`. Not every layer has each."""
 
@@ -54,7 +78,7 @@ class DecoderLayer:
     qkv: Layer
     query_norm: Tensor | None
     key_norm: Tensor | None
-    """Norms of single heads, or of all of a token's, before they are rotated."""
+    """Norms of single heads, or of all of a token's, before they are rotated; or of latents."""
     output: Layer
     post_attention_norm: Tensor | None
     mlp_norm: Tensor | None
@@ -66,6 +90,7 @@ class DecoderLayer:
     window: int
     sinks: Tensor | None
     """See `reference.attention`, as for the window."""
+    latents: LatentLayers | None = None
 
 
 @dataclass(frozen=True)

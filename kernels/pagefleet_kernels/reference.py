@@ -2,10 +2,12 @@
 
 The layout is the contract. A layer's `key_cache` and `value_cache` have the shape [N, G, S, D]: a
 block's share of one head is S x D contiguous values, the tile that the kernels load (those of a CPU
-transpose the keys within it: `cpu_rows`). Position p of a row lives in physical block `tables[row,
-p // S]`, slot `p % S` (PagedAttention, Kwon et al., SOSP 2023, section 4.1). A row's queries are
-the tokens `offsets[row] .. offsets[row + 1]`; they stand at positions `starts[row], starts[row] +
-1, ...` and each sees the positions up to its own. There is no prefill and no decode: a prefill is a
+transpose the keys within it: `cpu_rows`). Of *latents* there is one cache: a value is the first
+numbers of its key, so that `value_cache` is a view of `key_cache`, and all heads of a query read
+the same (see `layers.LatentLayers`). Position p of a row lives in physical block `tables[row, p //
+S]`, slot `p % S` (PagedAttention, Kwon et al., SOSP 2023, section 4.1). A row's queries are the
+tokens `offsets[row] .. offsets[row + 1]`; they stand at positions `starts[row], starts[row] + 1,
+...` and each sees the positions up to its own. There is no prefill and no decode: a prefill is a
 row of many tokens, a decode a row of one.
 
 Everything computes in the dtype of `query`, upcast to at least float32; call with float64 tensors
@@ -18,12 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pagefleet_kernels.experts import SMALLEST_WEIGHT, Experts, Routing
-from pagefleet_kernels.layers import CLAMP, CLAMP_SLOPE, Activation, Layer
+from pagefleet_kernels.experts import Experts
+from pagefleet_kernels.layers import CLAMP, CLAMP_SLOPE, Activation, HeadsLayer, Layer
 from pagefleet_kernels.lora import Loras
 from pagefleet_kernels.quantized import Matrix, round_rows
-
-_E4M3_MOST = 448.0
+from pagefleet_kernels.reference_cache import copy_blocks as copy_blocks
+from pagefleet_kernels.reference_cache import from_e4m3
+from pagefleet_kernels.reference_cache import rotary_write_kv as rotary_write_kv
+from pagefleet_kernels.reference_cache import rotary_write_latents as rotary_write_latents
+from pagefleet_kernels.reference_cache import write_kv as write_kv
+from pagefleet_kernels.reference_routing import route as route
 
 
 def attention(
@@ -46,7 +52,7 @@ def attention(
     Args:
         query: [T, H, D]; head h reads key/value head h // (H / G).
         key_cache: [N, G, S, D], the keys of the step's own tokens already written.
-        value_cache: the same shape.
+        value_cache: the same shape, or of latents [N, 1, S, V], its first numbers.
         tables: int32 [R, M]; entries past a row's last position are never read.
         starts: int32 [R], the position of each row's first query token.
         offsets: int32 [R + 1], where each row's tokens begin and end in `query`.
@@ -59,15 +65,15 @@ def attention(
         kv_scales: for caches of uint8, see `write_kv`.
 
     Returns:
-        [T, H, D] in the dtype of `query`.
+        [T, H, D], or of latents [T, H, V], in the dtype of `query`.
     """
     compute = torch.promote_types(query.dtype, torch.float32)
     block_size, groups = key_cache.shape[2], query.shape[1] // key_cache.shape[1]
     caches = [key_cache, value_cache]
     if kv_scales is not None:
         pairs = zip(caches, kv_scales.to(compute), strict=True)
-        caches = [_from_e4m3(cache).to(compute) * scales[:, None, None] for cache, scales in pairs]
-    output = torch.empty_like(query)
+        caches = [from_e4m3(cache).to(compute) * scales[:, None, None] for cache, scales in pairs]
+    output = query.new_empty(*query.shape[:2], value_cache.shape[3])
     bounds = offsets.tolist()
     for row, start in enumerate(starts.tolist()):
         first, last = bounds[row], bounds[row + 1]
@@ -100,83 +106,6 @@ def attention(
         weights = scores.softmax(dim=-1)[..., :context]
         output[first:last] = torch.einsum("htc,hcd->thd", weights, values).to(query.dtype)
     return output
-
-
-def _from_e4m3(cache: Tensor) -> Tensor:
-    return cache.view(torch.float8_e4m3fn).to(torch.float32)
-
-
-def _to_e4m3(values: Tensor, scales: Tensor) -> Tensor:
-    """Values [T, G, D] over the scales [G]."""
-    scaled = (values / scales[:, None].to(values.dtype)).clamp(-_E4M3_MOST, _E4M3_MOST)
-    return scaled.to(torch.float32).to(torch.float8_e4m3fn).view(torch.uint8)
-
-
-def write_kv(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slots: Tensor,
-    kv_scales: Tensor | None = None,
-) -> None:
-    """Store the keys and values of a step's tokens in the pool, in place.
-
-    Caches of uint8 hold numbers of 8 bits (e4m3, "FP8 formats for deep learning", Micikevicius et
-    al., 2022), each head's over its scale; what is too large becomes the largest, NaN stays NaN.
-
-    Args:
-        key: [T, G, D].
-        value: [T, G, D].
-        key_cache: [N, G, S, D].
-        value_cache: the same shape.
-        slots: int64 [T], where each token goes: physical block * S + slot within the block.
-        kv_scales: float32 [2, G], those of keys and of values; needed for uint8.
-    """
-    if kv_scales is not None:
-        key, value = _to_e4m3(key, kv_scales[0]), _to_e4m3(value, kv_scales[1])
-    blocks, within = slots // key_cache.shape[2], slots % key_cache.shape[2]
-    key_cache[blocks, :, within] = key.to(key_cache.dtype)
-    value_cache[blocks, :, within] = value.to(value_cache.dtype)
-
-
-def rotary_write_kv(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cos_sin: Tensor,
-    positions: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slots: Tensor,
-    kv_scales: Tensor | None = None,
-) -> Tensor:
-    """Rotate queries and keys by their positions (RoFormer, Su et al., 2021; dimension i is paired
-    with i + D / 2, as in GPT-NeoX), then store keys and values as `write_kv` does.
-
-    Args:
-        query: [T, H, D].
-        key: [T, G, D].
-        value: [T, G, D].
-        cos_sin: float32 [positions, D], each position's D / 2 cosines, then its sines.
-        positions: int64 [T].
-        key_cache: [N, G, S, D].
-        value_cache: the same shape.
-        slots: int64 [T].
-        kv_scales: see `write_kv`.
-
-    Returns:
-        The rotated queries, [T, H, D] in the dtype of `query`.
-    """
-    cosines, sines = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
-
-    def rotated(heads: Tensor) -> Tensor:
-        first, second = heads.to(torch.promote_types(heads.dtype, torch.float32)).chunk(2, dim=-1)
-        turned = (first * cosines - second * sines, second * cosines + first * sines)
-        return torch.cat(turned, dim=-1).to(heads.dtype)
-
-    write_kv(rotated(key), value, key_cache, value_cache, slots, kv_scales)
-    return rotated(query)
 
 
 def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -307,6 +236,15 @@ def lora(values: Tensor, adapters: Tensor, loras: Loras, outputs: int) -> Tensor
     return added
 
 
+def by_heads(weights: Tensor) -> HeadsLayer:
+    """Makes a layer of a matrix for each head: it takes [T, H, inputs] and gives [T, H, outputs].
+
+    Args:
+        weights: [H, outputs, inputs].
+    """
+    return lambda values: torch.einsum("thi,hoi->tho", values, weights)
+
+
 def gated(
     weight: Matrix,
     bias: Tensor | None = None,
@@ -318,54 +256,6 @@ def gated(
     """
     gate_up = linear(weight, bias, loras)
     return lambda values, adapters=None: gate_mul(gate_up(values, adapters), activation)
-
-
-def route(
-    scores: Tensor, routing: Routing, correction: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Which experts the rows take, and their weights (see `pagefleet_kernels.experts`).
-
-    Args:
-        scores: floats [T, experts to choose from], and one more if it weighs shared experts; of
-            equal ones the first is the better.
-        correction: [experts to choose from], of sigmoids.
-
-    Returns:
-        int64 [T, taken], each row's in ascending order, and their weights in the dtype of `scores`.
-    """
-    choices = scores.shape[1] - routing.other_scores
-    own = worths = scores[:, :choices]
-    weights = own.sigmoid() if routing.sigmoid else own.softmax(-1)
-    if routing.sigmoid:
-        worths = weights if correction is None else weights + correction
-    taken = _best(_in_open_groups(worths, routing), routing.chosen)
-    weights = weights.gather(1, taken)
-    if routing.renormalized:
-        weights = weights / (weights.sum(-1, keepdim=True) + SMALLEST_WEIGHT * routing.sigmoid)
-    weights = weights * routing.factor
-    if not routing.shared:
-        return taken, weights
-    shared = torch.arange(choices, choices + routing.shared, device=scores.device)
-    counting = scores[:, choices:].sigmoid() if routing.weighted else torch.ones_like(own[:, :1])
-    shared, counting = shared.expand(len(scores), -1), counting.expand(-1, routing.shared)
-    return torch.cat([taken, shared], 1), torch.cat([weights, counting], 1)
-
-
-def _best(worths: Tensor, count: int) -> Tensor:
-    """The numbers of so many of each row, in ascending order."""
-    order = worths.sort(dim=-1, descending=True, stable=True).indices
-    return order[:, :count].sort(-1).values
-
-
-def _in_open_groups(worths: Tensor, routing: Routing) -> Tensor:
-    """The worths of experts, -inf of those in other groups."""
-    if routing.groups == 1:
-        return worths
-    groups = worths.view(len(worths), routing.groups, -1)
-    best = groups.sort(dim=-1, descending=True).values[..., : 2 if routing.sigmoid else 1].sum(-1)
-    closed = torch.ones_like(best, dtype=torch.bool)
-    closed.scatter_(1, _best(best, routing.open_groups), value=False)
-    return groups.masked_fill(closed.unsqueeze(-1), float("-inf")).flatten(1)
 
 
 def experts(weights: Experts) -> Layer:
@@ -402,14 +292,3 @@ def head(weight: Matrix) -> Layer:
 def log_softmax(logits: Tensor) -> Tensor:
     """The logarithm of the softmax of each row: floats [n, V] -> the same."""
     return logits.log_softmax(-1)
-
-
-def copy_blocks(caches: Tensor, pairs: Tensor) -> None:
-    """Copy whole blocks within the pool: all sources are read before any target is written.
-
-    Args:
-        caches: [..., N, G, S, D]; every leading index (layer, key or value) is copied.
-        pairs: int64 [P, 2] of (source, target) block numbers; no target occurs twice.
-    """
-    block_axis = caches.dim() - 4
-    caches.index_copy_(block_axis, pairs[:, 1], caches.index_select(block_axis, pairs[:, 0]))

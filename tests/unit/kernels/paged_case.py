@@ -95,6 +95,25 @@ def paged_case(
     )
 
 
+def latent_case(
+    rows: list[tuple[int, int]],
+    *,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    heads: int = 6,
+    rank: int = 48,
+    turned: int = 16,
+    block_size: int = 16,
+) -> PagedCase:
+    """`paged_case` of latents: what is cached of a token is one key, whose first `rank` numbers are
+    its value.
+    """
+    sizes = {"kv_heads": 1, "head_size": rank + turned, "block_size": block_size}
+    case = paged_case(rows, seed=seed, dtype=dtype, heads=heads, **sizes)
+    values = [keys[..., :rank] for keys in case.keys]
+    return replace(case, value_cache=case.key_cache[..., :rank], values=values)
+
+
 def per_head(options: dict[str, Any], heads: int, seed: int = 0) -> dict[str, Any]:
     """Options of attention, with random numbers for each head where they are True."""
     generator = torch.Generator().manual_seed(seed)
