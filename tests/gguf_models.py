@@ -26,14 +26,15 @@ _INTERLEAVED = ("llama", "smollm3", "granite")
 _SLIDING = "sliding_attention"
 
 
-def write_gguf(path: Path, folder: Path, kinds: list[str]) -> Path:
+def write_gguf(path: Path, folder: Path, kinds: list[str], split: int = 0) -> Path:
     """The model in `folder`, its matrices in turn as one of `kinds`. The K kinds, which `gguf`
-    cannot quantize to, get random blocks.
+    cannot quantize to, get random blocks. With `split` the file is several, of so many tensors
+    each, of which the first is returned.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config = model.config
     kind = _ARCHITECTURES.get(config.model_type, config.model_type)
-    writer = gguf.GGUFWriter(path, kind)
+    writer = gguf.GGUFWriter(path, kind, split_max_tensors=split)
     _add_metadata(writer, config, kind)
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[kind]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
@@ -58,7 +59,7 @@ def write_gguf(path: Path, folder: Path, kinds: list[str]) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob(f"{path.stem}-*.gguf")) if split else path
 
 
 def _add_metadata(writer: gguf.GGUFWriter, config: PretrainedConfig, kind: str) -> None:

@@ -27,6 +27,7 @@ from pagefleet_worker.preparation.download import (
     fetch_from_hub,
     fetch_smollm2,
 )
+from pagefleet_worker.preparation.gguf_parts import gguf_in, gguf_name, gguf_parts
 from pagefleet_worker.preparation.scratch import publish, scratch_for
 from pagefleet_worker.preparation.substitutes import (
     with_adapters,
@@ -122,10 +123,11 @@ def _resolve(model: str, cache: Path, *, own_tokenizer: bool) -> Source:
             lambda: _read_gguf(fetch_smollm2(downloads), DEFAULT_MODEL),
         )
     path = Path(model).expanduser().resolve()
-    if path.is_file() and path.suffix == ".gguf":
-        return Source(
-            path.stem, _identity(path), lambda: _read_gguf(path, path.stem, own_tokenizer)
-        )
+    gguf = gguf_in(path) if path.is_dir() else path if path.suffix == ".gguf" else None
+    if gguf is not None and gguf.is_file():
+        file, name = gguf, gguf_name(gguf)
+        identity = _identity(*gguf_parts(file))
+        return Source(name, identity, lambda: _read_gguf(file, name, own_tokenizer))
     if not path.is_dir():
         if model.startswith(("/", ".", "~")) or path.suffix == ".gguf":
             raise FileNotFoundError(f"There is no model folder and no .gguf file at {path}.")
@@ -170,8 +172,10 @@ def _existing(named: str, what: str, exists: Callable[[Path], bool] = Path.exist
     return path
 
 
-def _identity(path: Path) -> str:
-    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
+def _identity(*paths: Path) -> str:
+    files: list[Path] = []
+    for path in paths:
+        files += sorted(filter(Path.is_file, path.iterdir())) if path.is_dir() else [path]
     stats = [(file, file.stat()) for file in files]
     return "\0".join(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats)
 
@@ -233,7 +237,8 @@ def main() -> int:
         "model",
         nargs="?",
         default=DEFAULT_MODEL,
-        help=f"{DEFAULT_MODEL} (the default), {ECHO_MODEL}, a folder, a .gguf file or a hub id",
+        help=f"{DEFAULT_MODEL} (the default), {ECHO_MODEL}, a folder, a .gguf file (of several, "
+        "any) or a hub id",
     )
     parser.add_argument("--tokenizer", default=AUTO, help="a folder, or a tokenizer.json")
     parser.add_argument(

@@ -5,11 +5,16 @@
 Everything before the data is read front to back, without an index. The `gguf` package's reader
 makes several numpy arrays of every string, which takes 6 s at every start where a vocabulary has
 128,000 tokens and as many merges.
+
+A model may be split (llama.cpp, tools/gguf-split). The first part has the metadata; each has some
+tensors, its number (`split.no`, counting from 0), how many parts there are (`split.count`), and how
+many tensors they have together (`split.tensors.count`).
 """
 
 import math
 import mmap
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +98,38 @@ def read_gguf(path: Path) -> GgufFile:
         raise ModelError(
             f"{path} is no GGUF file that can be read: {error}. Download or convert it again."
         ) from error
+
+
+def read_gguf_parts(paths: Sequence[Path]) -> GgufFile:
+    """A file, or all parts of one, in their order, as if they were one.
+
+    Raises:
+        ModelError: they do not belong together, or one is no such file, or a damaged one.
+        OSError: one cannot be opened.
+    """
+    parts = [read_gguf(path) for path in paths]
+    tensors: dict[str, GgufTensor] = {}
+    for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
+        said = part.metadata.get("split.no", 0), part.metadata.get("split.count") or 1
+        if said != (number, len(paths)):
+            raise ModelError(
+                f"{path} says that it is number {said[0]} (counting from 0) of {said[1]} files of "
+                f"a model, not number {number} of {len(paths)}. Give it the name that it had, as "
+                "model-00001-of-00003.gguf, beside the others."
+            )
+        if foreign := tensors.keys() & part.tensors.keys():
+            raise ModelError(
+                f"{path} has tensors that others of its model's files have too ({min(foreign)!r}): "
+                "it is of another one. Download it again."
+            )
+        tensors |= part.tensors
+    metadata = parts[0].metadata
+    if (count := metadata.get("split.tensors.count", len(tensors))) != len(tensors):
+        raise ModelError(
+            f"{paths[0]} and the files that belong to it should have {count} tensors, and have "
+            f"{len(tensors)}: one is of another model. Download them again."
+        )
+    return GgufFile(metadata, tensors)
 
 
 def _read(content: mmap.mmap) -> GgufFile:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagefleet_kernels.quantized import Quantized
-from pagefleet_worker.checkpoints.gguf_file import GgufTensor, read_gguf
+from pagefleet_worker.checkpoints.gguf_file import GgufTensor, read_gguf_parts
 from pagefleet_worker.checkpoints.k_quants import K_QUANTS, quantized_q4_k
 from pagefleet_worker.model.config import DecoderConfig
 from pagefleet_worker.model.shares import Cut, put_part
@@ -47,13 +47,13 @@ _PIECE_ELEMENTS = 1 << 20
 
 
 class GgufSource:
-    """One GGUF file."""
+    """A GGUF file, or all parts of one."""
 
     norm_offset = 0.0
     """It is added when a model is converted."""
 
-    def __init__(self, path: Path, config: DecoderConfig) -> None:
-        file = read_gguf(path)
+    def __init__(self, paths: Sequence[Path], config: DecoderConfig) -> None:
+        file = read_gguf_parts(paths)
         self._tensors = file.tensors
         architecture = file.metadata["general.architecture"]
         if architecture not in _ARCHITECTURES:

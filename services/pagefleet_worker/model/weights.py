@@ -334,7 +334,7 @@ def _open(files: Weights, config: DecoderConfig) -> Source:
     if files.kind == "gguf":
         from pagefleet_worker.model.gguf_weights import GgufSource
 
-        return GgufSource(Path(files.paths[0]), config)
+        return GgufSource([Path(path) for path in files.paths], config)
     raise ModelError("This model has no weights: it runs with --engine echo or --engine sim.")
 
 

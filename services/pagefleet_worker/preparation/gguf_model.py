@@ -1,6 +1,4 @@
-"""A model in one GGUF file (ggml, docs/gguf.md): config, tokenizer and chat template out of its
-metadata.
-"""
+"""A model in GGUF (ggml, docs/gguf.md): config, tokenizer and chat template out of its metadata."""
 
 from enum import IntEnum
 from pathlib import Path
@@ -10,9 +8,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from pagefleet.manifest import Weights
-from pagefleet_worker.checkpoints.gguf_file import read_gguf
-from pagefleet_worker.model_files import ModelError, ModelFiles
+from pagefleet_worker.checkpoints.gguf_file import read_gguf_parts
+from pagefleet_worker.model_files import ModelFiles
 from pagefleet_worker.preparation.gguf_config import gguf_config
+from pagefleet_worker.preparation.gguf_parts import gguf_parts
 from pagefleet_worker.preparation.gguf_tokenizer import gguf_tokenizer
 from pagefleet_worker.preparation.gguf_vocabulary import gguf_vocabulary
 
@@ -28,16 +27,13 @@ class _Pooling(IntEnum):
 
 
 def gguf_model(path: Path, name: str, *, own_tokenizer: bool = True) -> ModelFiles:
-    """The model in the GGUF file `path`; a ModelError names what in it cannot be served. Without
-    its `own_tokenizer`, which then may be of any kind, an empty one waits for its substitute.
+    """The model in the GGUF file `path`, and in the others if it is a part; a ModelError names what
+    in it cannot be served. Without its `own_tokenizer`, which then may be of any kind, an empty one
+    waits for its substitute.
     """
-    file = read_gguf(path)
+    paths = gguf_parts(path)
+    file = read_gguf_parts(paths)
     metadata = file.metadata
-    if metadata.get("split.count", 1) != 1:
-        raise ModelError(
-            f"{path} is one of the files of a model. Make one file of them, by llama-gguf-split "
-            "--merge."
-        )
     config, vocabulary = gguf_config(metadata, file.tensors), gguf_vocabulary(metadata)
     roles = vocabulary.roles
     architecture = metadata["general.architecture"]
@@ -48,7 +44,7 @@ def gguf_model(path: Path, name: str, *, own_tokenizer: bool = True) -> ModelFil
         name=name,
         config=config,
         tokenizer=gguf_tokenizer(vocabulary, architecture) if own_tokenizer else Tokenizer(BPE()),
-        weights=Weights("gguf", (str(path.resolve()),)),
+        weights=Weights("gguf", tuple(str(path.resolve()) for path in paths)),
         special_tokens=named,
         chat_template=metadata.get("tokenizer.chat_template"),
         end_of_turn_ids=vocabulary.ends_of_turns,

@@ -263,12 +263,6 @@ def test_what_cannot_be_served_is_said(tmp_path, options, reason):
         gguf_model(gguf_file(tmp_path / "m.gguf", **options), "m")
 
 
-def test_a_part_of_a_model_is_refused(tmp_path):
-    path = gguf_file(tmp_path / "m.gguf", split__count=2)
-    with pytest.raises(ModelError, match="by llama-gguf-split --merge"):
-        gguf_model(path, "m")
-
-
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "granite", "olmo2", "qwen2moe"])
 def test_metadata_is_refused_or_read(tmp_path, architecture):
     """Whatever a key holds, and whichever is not there, nothing else is raised."""
