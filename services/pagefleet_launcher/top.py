@@ -34,7 +34,7 @@ CLEAR = "\033[H\033[J"
 
 REASONS = {
     "worker": "no worker has joined",
-    "larger_worker": "no worker's pool could ever hold it",
+    "larger_worker": "no worker's pool can hold it",
     "client": "its client has not taken what it has",
     "result": "a step that it took part in is not back",
     "turn": "others go first",

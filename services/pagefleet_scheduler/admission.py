@@ -141,7 +141,7 @@ class Admission:
                 self._requests.time_out(request)
         if not self._placement.gathering:
             fresh, self._fresh = self._fresh, []
-            for request in filter(self.fits_nowhere, fresh):
+            for request in filter(self.is_too_long, fresh):
                 self.refuse_as_too_long(request)
 
     def _expect(self, deadline: float, id: str) -> None:
@@ -153,12 +153,16 @@ class Admission:
 
     # --- what nobody can take -------------------------------------------------------------------
 
-    def fits_nowhere(self, request: Request) -> bool:
-        """Whether a request goes on, and there are workers, but none that could ever hold it."""
-        return bool(request.sequences) and self._placement.fits_nowhere(request)
+    def is_too_long(self, request: Request) -> bool:
+        """Whether a request goes on, and there are workers, but none that can hold it, nor one that
+        could and may come back.
+        """
+        placement = self._placement
+        fits_nowhere = bool(request.sequences) and placement.fits_nowhere(request)
+        return fits_nowhere and not placement.misses_one_for(request)
 
     def refuse_as_too_long(self, request: Request) -> None:
-        """Refuse a request that fits nowhere."""
+        """Refuse a request that is too long."""
         beams = f"{width} beams of " if (width := request.params.beam_width) else ""
         text = (
             f"The tokens of {beams}the prompt, {len(request.prompt)}, and those to generate, "

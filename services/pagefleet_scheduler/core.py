@@ -133,6 +133,8 @@ class Scheduler:
         self._review_due = 0.0
         self._inspections: list[tuple[bytes, Inspect]] = []
         self._now = 0.0
+        self._began = 0.0
+        """When the first call came, later by all the time that this process was stopped."""
         self._gathered = 0.0
 
     def __repr__(self) -> str:
@@ -151,6 +153,8 @@ class Scheduler:
         if (absence := now - self._now) > ABSENCE:
             self.gateways.excuse(absence)
             self.workers.excuse(absence)
+            self.placement.excuse(absence)
+            self._began += absence
             self._gathered = now + GATHERING
         self._now = now
         self.placement.gather(now < self._gathered)
@@ -288,15 +292,16 @@ class Scheduler:
         if now < self._review_due:
             return
         self._review_due = now + REVIEW
+        self.placement.give_up(now - self.worker_wait)
         for request in self.requests:
-            if now - max(request.arrived, self.workers.left) > self.worker_wait:
+            if now - max(request.arrived, self._began) > self.worker_wait:
                 self._refuse_if_nobody_takes(request)
 
     def _refuse_if_nobody_takes(self, request: Request) -> None:
-        if not self.workers:
+        if not self.workers and not self.placement.missed:
             text = f"No worker has joined for {self.worker_wait:.0f} seconds."
             self.requests.refuse(request, Reason.NO_WORKER, text)
-        elif self.admission.fits_nowhere(request):
+        elif self.admission.is_too_long(request):
             self.admission.refuse_as_too_long(request)
 
 

@@ -22,6 +22,8 @@ class Placement:
         self._alike: dict[Capacity, list[Planner]] = {}
         self._all, self._least = Capacities(), Capacity.least(())
         """The capacities of all workers, and what fits them all."""
+        self.missed: dict[Capacity, float] = {}
+        """The capacities of workers that may come back, and when the last of each was lost."""
         self.quarantine = Quarantine()
         self.gathering = False
         """Whether some workers may not have been heard yet: streams wait for those of their class
@@ -68,8 +70,9 @@ class Placement:
         if len(alike) == 1:
             self._see_capacities()
 
-    def leave(self, planner: Planner) -> list[Sequence]:
+    def leave(self, planner: Planner, now: float) -> list[Sequence]:
         """A worker is lost: what ran there waits at its old place, and starts from its tokens."""
+        self.missed[planner.capacity] = now
         self.planners.remove(planner)
         self._alike[planner.capacity].remove(planner)
         if not self._alike[planner.capacity]:
@@ -79,6 +82,14 @@ class Placement:
         for sequence in abandoned:
             self.waiting.add(sequence)
         return abandoned
+
+    def give_up(self, since: float) -> None:
+        """Expect none of the workers back that were lost before."""
+        self.missed = {each: lost for each, lost in self.missed.items() if lost >= since}
+
+    def excuse(self, seconds: float) -> None:
+        """Discount a time in which the scheduler was stopped and could hear nobody."""
+        self.missed = {each: lost + seconds for each, lost in self.missed.items()}
 
     def admit(self, now: float) -> None:
         """Let sequences begin to run, in the queue's order.
@@ -173,16 +184,22 @@ class Placement:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that some worker can hold; 0 while that is not known."""
+        """Tokens of the longest sequence that some worker can hold, or one that may come back; 0
+        while that is not known.
+        """
         if self.gathering:
             return 0
-        return max((capacity.longest for capacity in self._alike), default=0)
+        return max((each.longest for each in (*self._alike, *self.missed)), default=0)
 
     def fits_nowhere(self, request: Request) -> bool:
-        """Whether there are workers, and all are heard, but none at which it could ever run."""
+        """Whether there are workers, and all are heard, but none at which it could run."""
         if self.gathering or not self.planners:
             return False
         return not any(capacity.fits(request.needs) for capacity in self._alike)
+
+    def misses_one_for(self, request: Request) -> bool:
+        """Whether a worker at which it could run was lost, and may come back."""
+        return any(capacity.fits(request.needs) for capacity in self.missed)
 
     def check(self, requests: Iterable[Request]) -> None:
         """Assert the invariants: every unfinished sequence, and no other, is at exactly one place.

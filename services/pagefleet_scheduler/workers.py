@@ -42,8 +42,6 @@ class Workers:
         """How many were let in so far."""
         self.progressed = 0.0
         """When something was last computed, or the first open request came."""
-        self.left = 0.0
-        """When one was last lost, or this scheduler began; who waits for one waits since then."""
         self._epoch = epoch
         self._make_planner = make_planner
         self._placement = placement
@@ -160,7 +158,6 @@ class Workers:
     def excuse(self, seconds: float) -> None:
         """Discount a time in which the scheduler was stopped and could hear nobody."""
         self.progressed += seconds
-        self.left += seconds
         for worker in self:
             worker.excuse(seconds)
 
@@ -196,8 +193,7 @@ class Workers:
         guilty: list[Request] = []
         if evidence:
             guilty = self._placement.quarantine.judge(planner.flights, worker.heard, evidence)
-        self._figures.lost(self._placement.leave(planner), now)
-        self.left = now
+        self._figures.lost(self._placement.leave(planner, now), now)
         for request in guilty:
             self._figures.quarantined += 1
             self._requests.refuse(request, Reason.QUARANTINED, quarantine.TEXT)

@@ -25,6 +25,9 @@ from tests.simulation.world import Process
 
 TICK_SECONDS = 0.05
 
+UPTIME = 1000.0
+"""What a scheduler's clock says when the virtual one begins: it does not start with its process."""
+
 
 class SchedulerProcess(Process):
     """`pagefleet_scheduler.server` around the real core, which checks its invariants."""
@@ -72,14 +75,14 @@ class SchedulerProcess(Process):
         while True:
             unreachable: list[Event] = [
                 Unreachable(send.peer)
-                for send in self.core.handle(events, self.world.now)
+                for send in self.core.handle(events, UPTIME + self.world.now)
                 if not self._network.send(self, send.message, send.peer)
             ]
             if not unreachable:
                 break
             events = unreachable
         if self.core.due < inf:
-            self.after(self.core.due - self.world.now, self._wake)
+            self.after(self.core.due - UPTIME - self.world.now, self._wake)
 
 
 class GatewayProcess(Process):

@@ -91,13 +91,30 @@ def random_scenario(seed: int) -> Scenario:
         scenario = replace(scenario, blocks=max(scenario.blocks, UNSHARED_SEARCH))
     if workers > 1 and draw.random() < 0.3:
         scenario = with_a_small_worker(scenario)
-    return replace(scenario, block_sizes=draw.choice([(4,), (4,), (4, 8)]))
+    scenario = replace(scenario, block_sizes=draw.choice([(4,), (4,), (4, 8)]))
+    if scenario.lacking and draw.random() < 0.5:
+        scenario = where_large_workers_restart(scenario, draw)
+    return scenario
 
 
 def with_a_small_worker(scenario: Scenario) -> Scenario:
-    """Some requests do not fit the last worker, and are refused while there is no other."""
+    """Some requests do not fit the last worker, and are refused where no other is known to be."""
     wishes = [replace(wish, refusals=wish.refusals | {"too_long"}) for wish in scenario.wishes]
     return replace(scenario, lacking=scenario.blocks - 10, wishes=wishes)
+
+
+def where_large_workers_restart(scenario: Scenario, draw: random.Random) -> Scenario:
+    """Many requests do not fit the last worker, but the scheduler knows of the others, for which
+    they wait: nobody is refused.
+    """
+    faults = [
+        draw.choice([Kill, Terminate])(
+            draw.uniform(0.1, TROUBLE), f"worker{number}", draw.uniform(0.05, 3.0)
+        )
+        for number in range(scenario.workers - 1)
+    ]
+    wishes = [replace(wish, refusals=frozenset[str]()) for wish in scenario.wishes]
+    return replace(scenario, lacking=scenario.blocks - 4, faults=faults, wishes=wishes)
 
 
 def with_deadline(wish: Wish, seconds: float | None) -> Wish:

@@ -10,7 +10,7 @@ from pagefleet.wire import Finish, Submit, pack_ints
 from pagefleet_scheduler.queue import Room
 from tests.simulation.cell import Cell, Wish
 from tests.simulation.clients import FORMS, LONGEST, Client, make_submit
-from tests.simulation.faults import Fault, Interrupt, Kill, Leave, Mangle, Stick, Stop
+from tests.simulation.faults import Fault, Interrupt, Kill, Leave, Mangle, Stick, Stop, Terminate
 from tests.simulation.network import SCHEDULER, Mangling, Moment
 from tests.simulation.parties import SchedulerProcess
 from tests.simulation.test_matrix import calm, run
@@ -73,12 +73,15 @@ LACKING = 22
 """Blocks by which the last worker is too small for `large`."""
 
 
+LARGE_FORMS = ("seeded", "n2", "beam", "guided beam", "embedding")
+
+
 def large(form: str) -> Submit:
     submit = make_submit("r0", form, random.Random(1), max_tokens=14)
     return msgspec.structs.replace(submit, prompt=pack_ints(range(LONGEST - 14)))
 
 
-@pytest.mark.parametrize("form", ["seeded", "n2", "beam", "guided beam", "embedding"])
+@pytest.mark.parametrize("form", LARGE_FORMS)
 @pytest.mark.parametrize("also", [[], [Kill(Moment("Result", 3), SCHEDULER, 0.3)]], ids=str)
 @pytest.mark.parametrize(("down", "refused"), [(20.0, False), (40.0, True)])
 def test_what_only_a_lost_worker_can_hold_waits_for_it_for_a_while(
@@ -94,6 +97,27 @@ def test_what_only_a_lost_worker_can_hold_waits_for_it_for_a_while(
     assert (first is not None) == refused
     assert first is None or "more than a worker can hold" in first.text
     assert cell.world.now > (32 if refused else down)
+
+
+@pytest.mark.parametrize("form", LARGE_FORMS)
+@pytest.mark.parametrize("end", [Kill, Terminate])
+@pytest.mark.parametrize(("down", "refused"), [(20.0, False), (40.0, True)])
+def test_what_comes_while_only_a_lost_worker_can_hold_it_waits_as_long(
+    down: float, refused: bool, end: type[Kill] | type[Terminate], form: str
+) -> None:
+    """And what it could not hold either is refused at once."""
+    refusals = frozenset({"too_long"} if refused else ())
+    fitting = Wish(4.0, 0, large(form), refusals)
+    longer = msgspec.structs.replace(large("seeded"), request="r1", prompt=pack_ints(range(99)))
+    wishes = [fitting, Wish(4.0, 0, longer, frozenset({"too_long"}))]
+    scenario = replace(
+        calm(form), wishes=wishes, lacking=LACKING, faults=[end(2.0, "worker0", down)]
+    )
+    first, second = run(scenario).clients
+    assert second.rejected is not None
+    assert second.times[-1] < 4.1
+    assert (first.rejected is not None) == refused
+    assert first.times[-1] > (31 if refused else down)
 
 
 def test_a_new_request_waits_until_all_workers_of_a_new_scheduler_are_heard() -> None:

@@ -208,8 +208,8 @@ class Pulse(Message, frozen=True):
     running: int
     waiting: int
     max_model_len: int
-    """The longest sequence that some worker's pool holds; 0 while there is no worker, or some may
-    not have been heard yet."""
+    """The longest sequence that the pool of a worker holds, which may be one that was lost and may
+    come back; 0 while none is known, or some may not have been heard yet."""
     unknown: list[str]
     """Requests of the beat that the scheduler does not have: submit them again."""
     stalled: bool

@@ -55,7 +55,7 @@ class Wait(StrEnum):
     WORKER = "worker"
     """No worker has joined."""
     LARGER_WORKER = "larger_worker"
-    """No worker's pool could ever hold it."""
+    """No worker's pool can hold it."""
     CLIENT = "client"
     """Its client has not taken the tokens that it has."""
     RESULT = "result"
