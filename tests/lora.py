@@ -12,7 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pagefleet_worker.prepare import prepare
 
-ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+ATTENTION = (
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    *("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.kv_a_proj_with_mqa"),  # with latents
+)
 _FUSED = dict.fromkeys(ATTENTION[:3], "self_attn.qkv_proj")
 _FUSED |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj")
 """What some models have in the place of several modules."""
@@ -62,7 +65,7 @@ def make_adapter(kind: str, model: Path, folder: Path, seed: int = 0) -> dict[st
     for layer in range(what.get("layers", config.num_hidden_layers)):
         for part in parts:
             name, rank = f"model.layers.{layer}.{part}", ranks(layer, part)
-            if f"{name}.weight" not in shapes:  # a layer with experts
+            if f"{name}.weight" not in shapes:  # a layer with experts, or with latents, or without
                 continue
             outputs, inputs = shapes[f"{name}.weight"]
             down = torch.randn(rank, inputs, generator=generator) / inputs**0.5

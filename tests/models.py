@@ -12,6 +12,8 @@ from transformers import (
     BertConfig,
     BloomConfig,
     Cohere2Config,
+    DeepseekV2Config,
+    DeepseekV3Config,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -191,6 +193,57 @@ MIXTURES = {
 }
 """Those with experts."""
 
+_YARN_OF_LATENTS = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.9,
+    "original_max_position_embeddings": 128,
+}
+_LATENTS = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 48,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 40,
+    "v_head_dim": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+
+LATENTS = {
+    "deepseek-v2": Variant(
+        DeepseekV2Config,
+        {
+            **_LATENTS,
+            "q_lora_rank": 32,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 3.0,
+            "rope_parameters": _YARN_OF_LATENTS,
+        },
+    ),
+    "deepseek-v2-lite": Variant(DeepseekV2Config, {**_LATENTS, "q_lora_rank": None}),
+    "deepseek-v3": Variant(
+        DeepseekV3Config,
+        {
+            **_LATENTS,
+            "q_lora_rank": 32,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": _YARN_OF_LATENTS,
+        },
+    ),
+    "deepseek-v3-halves": Variant(
+        DeepseekV3Config,
+        {**_LATENTS, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "rope_interleave": False},
+    ),
+}
+"""Those whose pool keeps latents; they have experts too."""
+
 ADAPTED = {
     "gpt2": Variant(GPT2Config, {"num_key_value_heads": 4}),
     "opt": Variant(OPTConfig, {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 32}),
@@ -238,12 +291,13 @@ REFUSED = {
 
 def make_model(name: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Save the variant `name` with random weights in Hugging Face's layout."""
-    variant = (VARIANTS | COUSINS | MIXTURES | ADAPTED | REFUSED)[name]
+    variant = (VARIANTS | COUSINS | MIXTURES | LATENTS | ADAPTED | REFUSED)[name]
     config = variant.config(**(_SIZES | variant.changes | changes))
     model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for path, weight in model.named_parameters():
+        corrections = [each for each in model.named_buffers() if "correction" in each[0]]
+        for path, weight in [*model.named_parameters(), *corrections]:
             noise = torch.randn(weight.shape, generator=generator)
             if path.endswith("norm.weight"):
                 weight.copy_(1 + 0.2 * noise)

@@ -134,7 +134,7 @@ def _check_shareable(folder: Path, settings: WorkerSettings) -> None:
         )
     own = Share(0, settings.tensor_parallel_size).of(load_config(folder))
     quantization = choose_quantization(settings.quantization, manifest.weights.kind)
-    sizes = own.query_size, *sorted(own.inner_sizes)
+    sizes = own.attended_size, *sorted(own.inner_sizes)
     if quantization.others and any(size % GROUP for size in sizes):
         raise ModelError(
             f"A rank's {sizes[0]} numbers of its heads and {' or '.join(map(str, sizes[1:]))} of "

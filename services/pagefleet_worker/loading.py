@@ -167,6 +167,11 @@ def _keep_kv_in_8_bits(decoder: CausalModel, limits: Limits) -> None:
             "Keys and values of 8 bits are there for the architectures "
             f"{', '.join(ARCHITECTURES)}: leave out --kv-cache-dtype."
         )
+    if decoder.config.latent is not None:
+        raise ModelError(
+            f"What a {decoder.config.architecture} model keeps of a token is a latent, of which "
+            "there is no form in 8 bits: leave out --kv-cache-dtype."
+        )
     limit = min(limits.length, limits.tokens)
     decoder.keep_kv_in_8_bits(find_kv_scales(decoder, limits.block_size, limit))
 

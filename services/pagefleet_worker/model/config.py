@@ -30,6 +30,7 @@ from pagefleet_worker.model.families import (
     QkNorm,
     turned_layers,
 )
+from pagefleet_worker.model.latent_config import LatentShape
 from pagefleet_worker.model.rope import VARIANTS, LongRope, Rope
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.paging.causal_model import ModelShape
@@ -57,6 +58,7 @@ class DecoderConfig(ModelShape):
     experts: those of each layer, None where the feed-forward part is dense; empty if all are.
     interleaved_experts: how files hold theirs, see `checkpoints.expert_names`.
     sinks: whether heads have attention sinks.
+    latent: what keys and values are made of, if the pool keeps that in their place.
     fused: whether the files hold queries, keys and values as one matrix, as gates and values.
     format: how matrices are stored that are quantized; None if none are.
     """
@@ -86,6 +88,7 @@ class DecoderConfig(ModelShape):
     experts: tuple[ExpertShape | None, ...] = ()
     interleaved_experts: bool = False
     sinks: bool = False
+    latent: LatentShape | None = None
     fused: bool = False
     format: Format | None = None
 
@@ -104,23 +107,41 @@ class DecoderConfig(ModelShape):
         """The modules, as files name them, that each matrix of a layer is stacked of."""
         heads = ("qkv",) if self.fused else ("q", "k", "v")
         gates = ("gate_up",) if self.fused else ("gate", "up")
+        qkv = {"qkv": tuple(f"self_attn.{name}_proj" for name in heads)}
         return {
-            "qkv": tuple(f"self_attn.{name}_proj" for name in heads),
+            **(qkv if self.latent is None else self.latent.modules),
             "output": ("self_attn.o_proj",),
             "gate_up": tuple(f"mlp.{name}_proj" for name in gates),
             "down": ("mlp.down_proj",),
         }
 
-    def qkv_order(self, layer: int) -> Tensor | None:
-        """Which of the rows of queries, keys and values that files have comes where, in a layer:
-        int64 [rows]; None if they lie as they should. See `Rope.order`.
+    @property
+    def planes(self) -> int:
+        """See `ModelShape`."""
+        return 2 if self.latent is None else 1
+
+    @property
+    def turned_dim(self) -> int:
+        """Numbers of a head that its layer's rope is about."""
+        return self.head_dim if self.latent is None else self.latent.turned
+
+    @property
+    def attended_size(self) -> int:
+        """Width of what all heads give."""
+        return self.query_size if self.latent is None else self.heads * self.latent.value
+
+    def row_orders(self, layer: int) -> dict[str, Tensor]:
+        """Which of the rows of a matrix of a layer that files have comes where: int64 [rows]; only
+        of those that do not lie as they should. See `Rope.order`.
         """
+        if self.latent is not None:
+            return self.latent.row_orders(self.heads)
         order = self.ropes[layer].order(self.head_dim)
         if order is None:
-            return None
+            return {}
         begins = torch.arange(self.heads + self.kv_heads).unsqueeze(1) * self.head_dim
         rows = (begins + order).flatten()
-        return torch.cat((rows, len(rows) + torch.arange(self.kv_size)))
+        return {"qkv": torch.cat((rows, len(rows) + torch.arange(self.kv_size)))}
 
     @property
     def stretched(self) -> bool:
@@ -162,13 +183,19 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
             f"{raw.num_attention_heads} attention heads cannot share "
             f"{raw.num_key_value_heads} key/value heads evenly: the config is malformed."
         )
-    head_dim = raw.head_dim or raw.hidden_size // raw.num_attention_heads
-    if not head_dim or head_dim % 2:
+    latent = _latent(raw)
+    kv_heads = raw.num_key_value_heads or raw.num_attention_heads
+    head_dim = score_dim = turned = raw.head_dim or raw.hidden_size // raw.num_attention_heads
+    if latent is not None:
+        kv_heads, head_dim, score_dim, turned = 1, latent.entry, latent.query, latent.turned
+    if not turned or turned % 2:
         raise ModelError(
-            f"Its heads have {head_dim} dimensions, which do not turn in pairs: the config is "
+            f"Its heads have {turned} dimensions, which do not turn in pairs: the config is "
             "malformed."
         )
     kinds = _kinds(family, raw)
+    ropes = _ropes(family, values, raw, kinds)
+    scale = raw.attention_multiplier or (raw.query_pre_attn_scalar or score_dim) ** -0.5
     switches = {
         "qkv_bias": raw.attention_bias or raw.qkv_bias,
         "output_bias": raw.attention_bias,
@@ -185,13 +212,13 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
         intermediate_size=raw.intermediate_size,
         layers=raw.num_hidden_layers,
         heads=raw.num_attention_heads,
-        kv_heads=raw.num_key_value_heads or raw.num_attention_heads,
+        kv_heads=kv_heads,
         head_dim=head_dim,
         norm_eps=raw.rms_norm_eps,
-        ropes=_ropes(family, values, raw, kinds),
+        ropes=ropes,
         max_positions=raw.max_position_embeddings,
         windows=tuple((raw.sliding_window or 0) * (kind == SLIDING) for kind in kinds),
-        scale=raw.attention_multiplier or (raw.query_pre_attn_scalar or head_dim) ** -0.5,
+        scale=scale if latent is None else scale * ropes[0].temperature,
         tied_embeddings=raw.tie_word_embeddings,
         dtype=values.get("dtype") or values.get("torch_dtype"),
         activation=_activation(family, raw),
@@ -200,8 +227,24 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
         logits_divisor=raw.logits_scaling,
         logits_softcap=raw.final_logit_softcapping or 0.0,
         experts=_experts(family, raw),
+        latent=latent,
         format=format_of(values),
         **switches,
+    )
+
+
+def _latent(raw: HfConfig) -> LatentShape | None:
+    if raw.kv_lora_rank is None:
+        return None
+    if raw.attention_bias:
+        raise ModelError("Latents with biases (attention_bias) are not supported.")
+    return LatentShape(
+        rank=raw.kv_lora_rank,
+        query_rank=raw.q_lora_rank,
+        still=raw.qk_nope_head_dim,
+        turned=raw.qk_rope_head_dim,
+        value=raw.v_head_dim,
+        interleaved=raw.rope_interleave,
     )
 
 
@@ -214,6 +257,8 @@ def _experts(family: Family, raw: HfConfig) -> tuple[ExpertShape | None, ...]:
         raise ModelError(
             f"Experts that are chosen by the topk_method {method!r} are not supported."
         )
+    if method is not None and raw.norm_topk_prob:
+        raise ModelError(f"norm_topk_prob with the topk_method {method!r} is not supported.")
     grouped = method != "greedy"
     return ExpertFields(
         count=count,

@@ -25,6 +25,7 @@ from pagefleet_kernels.experts import Experts
 from pagefleet_kernels.layers import DecoderLayer, DenseMlp, Layer, Stack, StackShape
 from pagefleet_kernels.lora import Loras
 from pagefleet_worker.model.config import DecoderConfig
+from pagefleet_worker.model.latent_attention import attend, prepare_latents
 from pagefleet_worker.model.lora import LayerFactors
 from pagefleet_worker.model.ranks import ALONE, Ranks
 from pagefleet_worker.model.weights import DecoderWeights, LayerWeights
@@ -54,6 +55,7 @@ def prepare_layer(
         rotation=rotation,
         window=config.windows[number],
         sinks=weights.sinks,
+        latents=prepare_latents(config, weights, kernels, loras),
     )
 
 
@@ -119,7 +121,7 @@ class Decoder:
     ) -> list[DecoderLayer]:
         config, embedding, count = self.config, weights.embedding, self.config.layers
         tables = {
-            rope: rope.table(config.head_dim, max_positions).to(embedding.device)
+            rope: rope.table(config.turned_dim, max_positions).to(embedding.device)
             for rope in set(config.ropes)
         }
         by_layer = zip(*changes, strict=True) if changes else repeat((), count)
@@ -153,7 +155,8 @@ class Decoder:
     def _warm_up(self) -> None:
         config = self.config
         heads = (config.heads, config.kv_heads, config.head_dim)
-        self.kernels.warm_up(self.dtype, self.kv_dtype, *heads)
+        latent = 0 if config.latent is None else config.latent.rank
+        self.kernels.warm_up(self.dtype, self.kv_dtype, *heads, latent)
 
     @property
     def kv_scales(self) -> Tensor | None:
@@ -170,7 +173,7 @@ class Decoder:
 
         Args:
             batch: the step's rows.
-            pool: [layers, 2, N, G, S, D].
+            pool: [layers, 2, N, G, S, D], or of latents [layers, 1, N, 1, S, D].
 
         Returns:
             [T, hidden size], normed, for `logits`; the next step may overwrite it.
@@ -249,7 +252,10 @@ class Decoder:
         kv_scales: Tensor | None,
     ) -> Tensor:
         config, kernels = self.config, self.kernels
-        head_dim = config.head_dim
+        head_dim, latents = config.head_dim, layer.latents
+        if latents is not None and config.latent is not None:
+            shared = config.latent, normed, batch, caches[0], config.scale
+            return attend(kernels, layer, latents, *shared)
         qkv = layer.qkv(normed, batch.adapters).view(len(normed), -1, head_dim)
         query, key, value = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], 1)
         if layer.query_norm is not None and layer.key_norm is not None:

@@ -79,12 +79,18 @@ class HfConfig(_Common, frozen=True):
     swiglu_limit: float = CLAMP
     swiglu_alpha: float = CLAMP_SLOPE
     n_routed_experts: int | None = None
-    n_shared_experts: int | None = None
+    n_shared_experts: Annotated[int, msgspec.Meta(ge=0)] | None = None
     first_k_dense_replace: int = 0
     topk_method: str | None = None
     n_group: int | None = None
     topk_group: int | None = None
     routed_scaling_factor: float = 1.0
+    kv_lora_rank: Size | None = None
+    q_lora_rank: Size | None = None
+    qk_nope_head_dim: Size = 128
+    qk_rope_head_dim: Size = 64
+    v_head_dim: Size = 128
+    rope_interleave: bool = True
 
 
 LayerTypes = Callable[[HfConfig], list[str]]
@@ -201,6 +207,16 @@ _QWEN_EXPERTS = {
     "norm_topk_prob": False,
     "decoder_sparse_step": 1,
     "mlp_only_layers": None,
+}
+
+_LATENTS = {
+    "rms_norm_eps": 1e-6,
+    **_BIASES,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
 }
 
 FAMILIES = {
@@ -329,6 +345,39 @@ FAMILIES = {
         },
         theta=150000.0,
         activations={"silu": Activation.CLAMPED},
+    ),
+    "deepseek_v2": Family(
+        {
+            **_LATENTS,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 0,
+            "moe_intermediate_size": 1407,
+            "norm_topk_prob": False,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 0,
+            "topk_method": "greedy",
+            "n_group": None,
+            "topk_group": None,
+            "routed_scaling_factor": 1.0,
+        },
+        activations=_OF_EXPERTS,
+    ),
+    "deepseek_v3": Family(
+        {
+            **_LATENTS,
+            "rope_interleave": True,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 2048,
+            "norm_topk_prob": True,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 3,
+            "n_group": 8,
+            "topk_group": 4,
+            "routed_scaling_factor": 2.5,
+        },
+        sigmoid_router=True,
+        activations=_OF_EXPERTS,
     ),
 }
 """By the `model_type` of a config."""

@@ -117,7 +117,7 @@ class LoraAdapter:
                     first += outputs
 
             for layer in range(config.layers):
-                orders = {"qkv": own.qkv_order(layer)}
+                orders = own.row_orders(layer)
                 yield {field: tuple(factors(layer, field, orders.get(field))) for field in modules}
 
 

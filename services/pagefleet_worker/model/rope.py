@@ -66,6 +66,11 @@ class Rope:
         """The factor on the rotated queries and keys."""
         return 1.0
 
+    @property
+    def temperature(self) -> float:
+        """The factor on the scores of latents, of which the rotated part is only some."""
+        return 1.0
+
     def table(self, head_dim: int, positions: int) -> Tensor:
         """Cosines, then sines, of every position's angles: float32 [positions, head_dim]."""
         steps, turned = torch.arange(positions, dtype=torch.float32), self.turned(head_dim)
@@ -143,6 +148,11 @@ class YarnRope(Rope):
         if self.mscale and self.mscale_all_dim:
             return self._temperature(self.mscale) / self._temperature(self.mscale_all_dim)
         return self._temperature(1.0)
+
+    @property
+    def temperature(self) -> float:
+        """The factor on the scores of latents."""
+        return self._temperature(self.mscale_all_dim or 0.0) ** 2
 
     def _temperature(self, weight: float) -> float:
         return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0

@@ -6,7 +6,8 @@ layer, or of every expert: rows of the matrices that lead there, and the columns
 What the ranks compute are summands of the layer's outputs. The vocabulary is dealt out too, by
 rows.
 
-Where there are fewer key/value heads than ranks, neighbours hold the same one.
+Where there are fewer key/value heads than ranks, neighbours hold the same one; so every rank holds
+all latents.
 """
 
 from collections.abc import Sequence
@@ -100,11 +101,8 @@ class Share:
     def modules(self, config: DecoderConfig) -> dict[str, list[ModuleShare]]:
         """Of the modules that each matrix of a layer is stacked of, see `DecoderConfig.modules`."""
         hidden, inner = Cut.all(config.hidden_size), self.even(config.intermediate_size)
-        query = self.even(config.heads).times(config.head_dim)
-        kv = self.kv_heads(config.kv_heads).times(config.head_dim)
         stacked = {
-            "qkv": ([query, kv, kv], hidden),
-            "output": ([hidden], query),
+            **self._attention(config),
             "gate_up": ([inner, inner], hidden),
             "down": ([hidden], inner),
         }
@@ -117,6 +115,24 @@ class Share:
                 for name, each in zip(names, rows, strict=True)
             ]
         return modules
+
+    def _attention(self, config: DecoderConfig) -> dict[str, tuple[list[Cut], Cut]]:
+        """Rows and columns of what stands before and behind attention."""
+        heads, hidden, latent = self.even(config.heads), Cut.all(config.hidden_size), config.latent
+        if latent is None:
+            query = heads.times(config.head_dim)
+            kv = self.kv_heads(config.kv_heads).times(config.head_dim)
+            return {"qkv": ([query, kv, kv], hidden), "output": ([hidden], query)}
+        query, entry = heads.times(latent.query), Cut.all(latent.entry)
+        output = ([hidden], heads.times(latent.value))
+        if latent.query_rank is None:
+            return {"qkv": ([query, entry], hidden), "output": output}
+        rank = Cut.all(latent.query_rank)
+        return {
+            "qkv": ([rank, entry], hidden),
+            "query_up": ([query], rank),
+            "output": output,
+        }
 
     def of(self, config: DecoderConfig) -> DecoderConfig:
         """The sizes of this share of a model; its vocabulary's stays the whole one.

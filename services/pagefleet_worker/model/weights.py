@@ -26,12 +26,13 @@ from pagefleet_worker.model.shares import WHOLE, Cut, Share, put_part
 from pagefleet_worker.model_files import ModelError
 
 _EMBEDDING = "model.embed_tokens.weight"
-_NEVER_QUANTIZED = ("embedding", "router")
+_NEVER_QUANTIZED = ("embedding", "router", "kv_up")
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """Which matrices are kept in few bits; embeddings and routers never are.
+    """Which matrices are kept in few bits; embeddings, routers and what makes keys and values of
+    latents never are.
 
     own: bits of a number in which those of the files are taken as they are.
     others: whether all others are rounded to eight bits.
@@ -53,7 +54,9 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True)
 class LayerWeights:
     """One decoder layer, matrices as [outputs, inputs]. With a `router` it has experts, whose
-    matrices lie one below the other (see `pagefleet_kernels.experts`).
+    matrices lie one below the other (see `pagefleet_kernels.experts`). With latents `qkv` leads to
+    these and to queries, or their latents, which `query_up` makes queries of; `kv_up` makes keys
+    and values, head by head (see `layers.LatentLayers`).
     """
 
     qkv: Matrix
@@ -74,6 +77,8 @@ class LayerWeights:
     router: Tensor | None = None
     router_bias: Tensor | None = None
     correction: Tensor | None = None
+    query_up: Matrix | None = None
+    kv_up: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -253,6 +258,12 @@ def _layer_tensors(config: DecoderConfig, share: Share, layer: int) -> dict[str,
     first = share.rank == 0  # what comes out of these is summed over the ranks
     biases = {"qkv": config.qkv_bias, "output": config.output_bias and first}
     tensors: dict[str, Fused | Norm] = {**_norms(config)}
+    if config.latent is not None:
+        ups = share.even(config.heads).times(config.latent.still + config.latent.value)
+        kv_up = ("self_attn.kv_b_proj.weight", ups)
+        tensors["kv_up"] = Fused((kv_up,), Cut.all(config.latent.rank))
+        if config.latent.query_rank is not None:
+            biases["query_up"] = False
     if config.sinks:
         sinks = ("self_attn.sinks", share.even(config.heads))
         tensors["sinks"] = Fused((sinks,), wide=True)
@@ -260,9 +271,9 @@ def _layer_tensors(config: DecoderConfig, share: Share, layer: int) -> dict[str,
         tensors |= _expert_tensors(config, experts, share)
     else:
         biases |= {"gate_up": config.mlp_bias, "down": config.mlp_bias and first}
-    modules = share.modules(config)
+    modules, orders = share.modules(config), share.of(config).row_orders(layer)
     for field, bias in biases.items():
-        order = share.of(config).qkv_order(layer) if field == "qkv" else None
+        order = orders.get(field)
         weights, vectors = (
             tuple((f"{each.name}.{kind}", cut) for each in modules[field] for cut in each.rows)
             for kind in ("weight", "bias")
@@ -316,6 +327,10 @@ def _norms(config: DecoderConfig) -> dict[str, Norm]:
         names["post_attention_norm"] = "post_attention_layernorm"
         names["post_mlp_norm"] = "post_feedforward_layernorm"
     norms = {field: (name, hidden) for field, name in names.items()}
+    if config.latent is not None:
+        norms["key_norm"] = ("self_attn.kv_a_layernorm", Cut.all(config.latent.rank))
+        if config.latent.query_rank is not None:
+            norms["query_norm"] = ("self_attn.q_a_layernorm", Cut.all(config.latent.query_rank))
     if config.qk_norm is not QkNorm.NONE:
         heads = (config.heads, config.kv_heads) if config.qk_norm is QkNorm.WHOLE else (1, 1)
         query, key = (Cut.all(count * config.head_dim) for count in heads)

@@ -35,6 +35,11 @@ class ModelShape:
         """Width of all key heads together, and of all value heads."""
         return self.kv_heads * self.head_dim
 
+    @property
+    def planes(self) -> int:
+        """Of a layer's pool: one of keys and one of values, or one of both."""
+        return 2
+
 
 class CausalModel(Protocol):
     """Turns the tokens of a step into logits, over a paged KV pool."""
@@ -69,7 +74,7 @@ class CausalModel(Protocol):
 
         Args:
             batch: the step's rows.
-            pool: [layers, 2, N, G, S, D].
+            pool: [layers, planes, N, G, S, D].
 
         Returns:
             [P, hidden size], for `logits`.

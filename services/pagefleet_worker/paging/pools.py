@@ -66,7 +66,7 @@ def choose_size(
     Raises:
         ModelError: not a single block fits.
     """
-    elements = 2 * config.layers * config.kv_size * settings.block_size
+    elements = config.planes * config.layers * config.kv_size * settings.block_size
     block_bytes = elements * dtype.itemsize
     if settings.num_blocks is not None:
         return PoolSize(settings.num_blocks, block_bytes, "--num-blocks says so")
@@ -90,14 +90,16 @@ def choose_size(
 def make_pool(
     config: ModelShape, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The pool, all zeros: [layers, 2, N, G, S, D]; index 0 of the second axis holds the keys.
+    """The pool, all zeros: [layers, planes, N, G, S, D]; index 0 of the second axis holds the keys,
+    or latents, index 1 the values.
 
     On a CPU the keys and the values of a block are neighbours, so that a thread reads longer on.
     """
     block = (config.kv_heads, block_size, config.head_dim)
     if device.type != "cpu":
-        return torch.zeros((config.layers, 2, blocks, *block), dtype=dtype, device=device)
-    return _zeros((config.layers, blocks, 2, *block), dtype).transpose(1, 2)
+        shape = (config.layers, config.planes, blocks, *block)
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return _zeros((config.layers, blocks, config.planes, *block), dtype).transpose(1, 2)
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -25,6 +25,9 @@ LLAMA = {
 }
 
 
+DEEPSEEK_V2 = {"model_type": "deepseek_v2", "num_experts_per_tok": 6}
+
+
 def test_silent_fields_have_transformers_defaults() -> None:
     config = parse_config(LLAMA)
     assert (config.kv_heads, config.head_dim, config.ropes[0].rope_theta) == (4, 16, 10000.0)
@@ -67,6 +70,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"use_sliding_window": True, "sliding_window": 24},
     "granite": {"embedding_multiplier": 12.0, "rope_theta": 1e4},
+    "deepseek_v3": {
+        "n_routed_experts": 16,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 40,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+        },
+    },
 }
 """Fields as configs had them before transformers 5, with few beside what must be there."""
 
@@ -126,6 +143,19 @@ def test_configs_mean_what_they_mean_to_transformers(name: str, silent: bool) ->
             {"model_type": "gpt_oss", "num_key_value_heads": 2, "swiglu_limit": 5.0},
             "swiglu_limit of 5.0 and a .* 1.702 are not",
         ),
+        ({**DEEPSEEK_V2, "topk_method": "noaux_tc"}, "topk_method 'noaux_tc' are not supported"),
+        (
+            {**DEEPSEEK_V2, "topk_method": "group_limited_greedy", "n_group": 7, "topk_group": 1},
+            "cannot take 6 of 64 experts from 1 of 7 groups",
+        ),
+        (
+            {**DEEPSEEK_V2, "topk_method": "group_limited_greedy", "n_group": 32, "topk_group": 2},
+            "cannot take 6 of 64 experts from 2 of 32 groups",
+        ),
+        ({**DEEPSEEK_V2, "norm_topk_prob": True}, "norm_topk_prob with the topk_method 'greedy'"),
+        ({"model_type": "deepseek_v3", "n_group": 256}, "256 experts from 4 of 256 groups"),
+        ({"model_type": "deepseek_v3", "attention_bias": True}, "Latents with biases"),
+        ({"model_type": "deepseek_v3", "qk_rope_head_dim": 63}, "heads have 63 dimensions"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
         ({"num_attention_heads": 0}, r"malformed: .*>= 1.*\$.num_attention_heads"),
         ({"hidden_size": 60}, "heads have 15 dimensions"),

@@ -20,7 +20,7 @@ from pagefleet_worker.paging.kv_scales import find_kv_scales
 from pagefleet_worker.paging.pools import make_pool
 from pagefleet_worker.paging.slots import Row, Slot
 from pagefleet_worker.prepare import prepare
-from tests.models import COUSINS, MIXTURES, VARIANTS, VOCAB_SIZE, make_model
+from tests.models import COUSINS, LATENTS, MIXTURES, VARIANTS, VOCAB_SIZE, make_model
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, BLOCKS = 16, 200
@@ -131,7 +131,7 @@ def random_prompts(generator: random.Random, count: int) -> list[list[int]]:
     return [[generator.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, *COUSINS, *MIXTURES])
+@pytest.mark.parametrize("name", [*VARIANTS, *COUSINS, *MIXTURES, *LATENTS])
 def test_logits_are_transformers(
     name: str, small_model: Prepared, prepared_model: Prepared, generator: random.Random
 ) -> None:
@@ -173,7 +173,10 @@ def test_longrope_is_transformers(within: bool, tmp_path: Path, generator: rando
 
 
 @QUANTIZATIONS
-@of_types("llama", "mistral", "qwen2", "qwen3", "gemma2", "phi3-partial", "qwen3-moe", "gpt-oss")
+@of_types(
+    *("llama", "mistral", "qwen2", "qwen3", "gemma2", "phi3-partial", "qwen3-moe", "gpt-oss"),
+    "deepseek-v3",
+)
 def test_bits_do_not_depend_on_the_batch(
     name: str,
     dtype: torch.dtype,

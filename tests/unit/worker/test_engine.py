@@ -25,7 +25,7 @@ from pagefleet_worker.step.engine import TorchEngine
 from tests.driver import Driver, Stream
 from tests.gguf_models import write_gguf
 from tests.gpu_twin import Recorder, as_on_gpu
-from tests.models import COUSINS, VARIANTS, VOCAB_SIZE, make_model
+from tests.models import COUSINS, LATENTS, VARIANTS, VOCAB_SIZE, make_model
 
 SETTINGS = WorkerSettings(num_blocks=200, max_num_seqs=32, device="cpu", dtype="float32")
 
@@ -79,7 +79,16 @@ def positions_compared(oracle: torch.nn.Module, stream: Stream) -> int:
 
 
 @pytest.mark.parametrize(
-    "name", [*VARIANTS, *(pytest.param(name, marks=pytest.mark.slow) for name in COUSINS)]
+    "name",
+    [
+        *VARIANTS,
+        "deepseek-v3",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in [*COUSINS, *LATENTS]
+            if name != "deepseek-v3"
+        ),
+    ],
 )
 def test_greedy_tokens_are_transformers(
     name: str, small_model: Prepared, prepared_model: Prepared, generator: random.Random
@@ -202,11 +211,14 @@ def random_params(generator: random.Random) -> SamplingParams:
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("qwen3", "float32"), ("qwen3", "bfloat16"), ("deepseek-v3", "bfloat16")],
+)
 def test_a_stream_does_not_depend_on_its_company(
-    dtype: str, prepared_model: Prepared, generator: random.Random
+    name: str, dtype: str, prepared_model: Prepared, generator: random.Random
 ) -> None:
-    engine = load_engine(prepared_model("qwen3"), replace(SETTINGS, dtype=dtype), lambda: None)
+    engine = load_engine(prepared_model(name), replace(SETTINGS, dtype=dtype), lambda: None)
     prompts = random_prompts(generator, 8, 90)
     params = [random_params(generator) for _ in prompts]
     alone = [

@@ -105,6 +105,8 @@ def group_of(ranks: int, folder: Path, **changes: object) -> Iterator[Group]:
                 ("qwen2-moe", 2),
                 ("qwen3-moe", 2),
                 ("gpt-oss", 2),
+                ("deepseek-v2-lite", 2),
+                ("deepseek-v3", 2),
             )
         ),
     ],

@@ -85,6 +85,13 @@ def test_a_pool_of_the_same_size_holds_as_many_more_tokens(prepared_model):
     assert rounded.pool.nbytes == whole.pool.nbytes
 
 
+def test_latents_are_not_kept_in_8_bits(prepared_model):
+    with pytest.raises(ModelError, match=r"a latent, .* leave out --kv-cache-dtype"):
+        load_engine(
+            prepared_model("deepseek-v3"), replace(SETTINGS, kv_cache_dtype="fp8"), lambda: None
+        )
+
+
 def test_a_model_of_transformers_keeps_no_keys_of_8_bits(prepared_model):
     with pytest.raises(ModelError, match="there for the architectures"):
         load_engine(

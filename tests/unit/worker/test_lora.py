@@ -152,6 +152,8 @@ def check_greedy(stream: Stream, oracle: torch.nn.Module) -> None:
         "gemma2",
         "phi3-partial",
         pytest.param("qwen3-moe", marks=pytest.mark.slow),
+        pytest.param("deepseek-v2-lite", marks=pytest.mark.slow),
+        pytest.param("deepseek-v3", marks=pytest.mark.slow),
     ],
 )
 def test_streams_are_those_of_merged_models(
@@ -465,6 +467,18 @@ def test_tensors_that_are_not_served(
     )
     with pytest.raises(ModelError, match=reason):
         read_adapter(saved, config)
+
+
+def test_what_makes_keys_and_values_of_latents_has_none(
+    tmp_path: Path, prepared_model: Prepared
+) -> None:
+    (tmp_path / ADAPTER_CONFIG_FILE).write_text(
+        json.dumps({"peft_type": "LORA", "r": 3, "lora_alpha": 3})
+    )
+    tensors = {NAME.format(0, "self_attn.kv_b_proj", factor): torch.ones(3, 3) for factor in "AB"}
+    save_file(tensors, tmp_path / ADAPTER_WEIGHTS_FILE)
+    with pytest.raises(ModelError, match="only A and B of q_a_proj, kv_a_proj_with_mqa, q_b_proj"):
+        read_adapter(tmp_path, load_config(prepared_model("deepseek-v3")))
 
 
 @pytest.mark.parametrize("part", ["mlp.gate", "mlp.experts.1.up_proj", "mlp.up_proj"])

@@ -44,6 +44,14 @@ def test_a_pool_fills_what_it_is_given(
     assert why in str(size)
 
 
+def test_latents_are_kept_once(prepared_model: Callable[[str], Path]) -> None:
+    config, settings = load_config(prepared_model("deepseek-v3")), WorkerSettings(num_blocks=7)
+    size = choose_size(config, settings, torch.bfloat16, CPU, never)
+    pool = make_pool(config, size.blocks, 16, torch.bfloat16, CPU)
+    assert pool.shape == (3, 1, 7, 1, 16, 48 + 16)
+    assert pool.nbytes == size.blocks * size.block_bytes
+
+
 def test_a_number_of_blocks_wins(prepared_model: Callable[[str], Path]) -> None:
     config = load_config(prepared_model("llama"))
     settings = WorkerSettings(num_blocks=7, kv_cache_memory=10**9)

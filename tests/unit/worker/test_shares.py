@@ -85,7 +85,11 @@ def test_queries_that_are_normed_together_are_not_shared(small_model: Prepared) 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
-    "name", ["llama", "llama-biases", "llama-tied", "qwen2", "qwen3", "gemma2", "phi3-partial"]
+    "name",
+    [
+        *("llama", "llama-biases", "llama-tied", "qwen2", "qwen3", "gemma2", "phi3-partial"),
+        *("deepseek-v2-lite", "deepseek-v3"),
+    ],
 )
 def test_the_shares_of_all_ranks_are_the_model(
     name: str, ranks: int, small_model: Prepared
@@ -121,6 +125,9 @@ def assert_shared(files: Weights, config: DecoderConfig, ranks: int) -> None:
             pieces = [each[field] for each in found if field in each]
             if field.startswith(("key", "value")) and ranks > config.kv_heads:
                 pieces = pieces[:: ranks // config.kv_heads]
+            if field == "latent" or (field == "query" and "query_up" in expected):
+                assert all(torch.equal(piece, tensor) for piece in pieces)
+                continue
             dimension = 1 if field in ("output", "down") else 0
             assert torch.equal(torch.cat(pieces, dimension), tensor), field
 
@@ -131,10 +138,17 @@ def rows_and_columns(layer: LayerWeights, config: DecoderConfig) -> dict[str, Te
         "qkv": {"query": config.query_size, "key": config.kv_size, "value": config.kv_size},
         "gate_up": {"gate": config.intermediate_size, "up": config.intermediate_size},
     }
+    fields = ["qkv", "gate_up", "output", "down"]
+    if config.latent is not None:
+        query, entry = config.heads * config.latent.query, config.latent.entry
+        kinds["qkv"] = {"query": config.latent.query_rank or query, "latent": entry}
+        fields = ["qkv", "query_up", "kv_up", "output"]
+        if layer.router is None:
+            fields += ["gate_up", "down"]
     found = {}
-    for field in ("qkv", "gate_up", "output", "down"):
+    for field in fields:
         for name in (field, f"{field}_bias"):
-            tensor = getattr(layer, name)
+            tensor = getattr(layer, name, None)
             if tensor is not None and field in kinds:
                 suffix = name.removeprefix(field)
                 for part, rows in zip(
