@@ -10,7 +10,7 @@ after that it is the stream's last event.
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from pagefleet_gateway.cell.client import ClientGone, Mailbox
 from pagefleet_gateway.errors import ApiError
 from pagefleet_gateway.http.gateway import Gateway
 from pagefleet_gateway.http.guard import PostRoute, ignored_header
+from pagefleet_gateway.http.protocol import SEND_PART
 from pagefleet_gateway.model import ServedModel
 from pagefleet_gateway.record import Record, record_of
 from pagefleet_gateway.rendering.answer import Answer
@@ -84,7 +85,9 @@ class GenerationRoute(PostRoute):
             ):
                 run = Run(gateway, answer, mailbox, timer)
                 if generation.body.stream:
-                    await _send_stream(run, renderer, headers, send)
+                    # In a task of its own, which wakes without passing all that wraps this.
+                    sending = _send_stream(run, renderer, headers, send, scope)
+                    await asyncio.create_task(sending)
                 else:
                     await _send_whole(run, renderer, headers, send)
         except ClientGone:
@@ -181,21 +184,24 @@ async def _send_whole(run: Run, renderer: _Renderer, headers: _Headers, send: Se
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_stream(run: Run, renderer: _Renderer, headers: _Headers, send: Send) -> None:
+async def _send_stream(
+    run: Run, renderer: _Renderer, headers: _Headers, send: Send, scope: Scope
+) -> None:
+    send_part = _part_sender(scope, send)
     pieces = {} if run.answer.finished else await run.pieces()
     await _start(send, b"text/event-stream; charset=utf-8", [*headers, *_AS_IT_COMES])
-    await _send_part(send, renderer.start())
+    await send_part(renderer.start())
     try:
         while True:
             written = None if pieces is None else await _written(run, renderer.events, pieces)
-            await _send_part(send, renderer.keep_alive if written is None else written)
+            await send_part(renderer.keep_alive if written is None else written)
             if run.answer.finished:
                 break
             run.sent(pieces or {})
             pieces = await run.pieces()
     except ApiError as error:
         run.timer.record.error = error.code
-        await _send_part(send, renderer.failure(error))
+        await send_part(renderer.failure(error))
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -218,9 +224,17 @@ async def _start(send: Send, content_type: bytes, headers: _Headers) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-async def _send_part(send: Send, content: bytes) -> None:
-    if content:
-        await send({"type": "http.response.body", "body": content, "more_body": True})
+def _part_sender(scope: Scope, send: Send) -> Callable[[bytes], Awaitable[None]]:
+    """What sends a part of an answer: the connection itself, if it can and the answer is in chunks,
+    which clients of HTTP/1.0 do not know.
+    """
+
+    async def send_part(content: bytes) -> None:
+        if content:
+            await send({"type": "http.response.body", "body": content, "more_body": True})
+
+    chunked = scope["http_version"] >= "1.1"
+    return scope.get("state", {}).get(SEND_PART, send_part) if chunked else send_part
 
 
 @asynccontextmanager

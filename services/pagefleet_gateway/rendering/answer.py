@@ -73,6 +73,8 @@ class Answer:
         self._model = model.manifest.fingerprint
         if adapter := generation.params.adapter:
             self._model += f" {adapter}"
+        self._reads_by_token = generation.by_token or generation.thinks
+        """Whether it matters which token is part of a thought, or of an event."""
         self._going = set(self.choices)
         self.queued = 0.0
         """Seconds that its requests waited before they first ran, at most."""
@@ -166,11 +168,6 @@ class Answer:
                 case Rejected():
                     raise from_rejection(item)
         return {index: self._read(index, parts) for index, parts in pieces.items()}
-
-    @property
-    def _reads_by_token(self) -> bool:
-        """Whether it matters which token is part of a thought, or of an event."""
-        return self.generation.by_token or self.generation.thinks
 
     def _read(self, index: int, parts: list[Piece]) -> Piece:
         """The parts joined, and read for what they say besides text."""

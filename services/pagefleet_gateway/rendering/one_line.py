@@ -9,6 +9,8 @@ _ENDS = [(end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029"]
 
 def one_line(content: bytes) -> bytes:
     """The same JSON, of which nobody ends a line."""
+    if content.isascii():
+        return content
     for end, escape in _ENDS:
         if end in content:
             content = content.replace(end, escape)

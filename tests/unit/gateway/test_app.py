@@ -259,6 +259,20 @@ def test_a_target_may_be_absolute(cell: Cell, path: str, status: bytes) -> None:
         assert client.recv(100).startswith(b"HTTP/1.1 " + status)
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_stream_is_in_chunks_for_those_who_know_them(cell: Cell, version: str) -> None:
+    body = b'{"prompt": "abc", "max_tokens": 3, "stream": true}'
+    head = f"POST /v1/completions HTTP/{version}\r\nHost: x\r\nConnection: close\r\n"
+    with socket.create_connection(("127.0.0.1", cell.port)) as client:
+        client.sendall(b"%sContent-Length: %d\r\n\r\n%s" % (head.encode(), len(body), body))
+        head, _, told = client.makefile("rb").read().partition(b"\r\n\r\n")
+    assert (b"\r\ntransfer-encoding: chunked" in head.lower()) == (version == "1.1")
+    sizes = [line for line in told.split(b"\n") if line.endswith(b"\r")]
+    assert bool(sizes) == (version == "1.1")
+    assert told.count(b"data: {") == 3
+    assert told.startswith(b"id: ") == told.endswith(b"data: [DONE]\n\n") == (version == "1.0")
+
+
 def test_errors_have_one_form(cell: Cell) -> None:
     bad = cell.post(prompt="a", temperature=3)
     assert (bad.status_code, error_of(bad)["param"]) == (400, "temperature")

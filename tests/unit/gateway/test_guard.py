@@ -35,7 +35,7 @@ def chunk(body: bytes, more: bool) -> dict[str, Any]:
     return {"type": "http.request", "body": body, "more_body": more}
 
 
-SCOPE = {"type": "http", "headers": []}
+SCOPE = {"type": "http", "http_version": "1.1", "headers": []}
 
 
 def test_bodies_are_read_within_limits() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from pagefleet_gateway.http.protocol import UNREAD_BYTES, UNSENT_BYTES, GuardedProtocol
+from pagefleet_gateway.http.protocol import SEND_PART, UNREAD_BYTES, UNSENT_BYTES, GuardedProtocol
 
 
 class Hasty(GuardedProtocol):
@@ -258,14 +260,22 @@ def sending(body: bytes) -> Any:
     return send_at_once
 
 
-def test_little_waits_for_a_client_that_takes_nothing() -> None:
+def part_sender(directly: bool, scope: Any, send: Any) -> Any:
+    async def send_part(content: bytes) -> None:
+        await send({"type": "http.response.body", "body": content, "more_body": True})
+
+    return scope["state"][SEND_PART] if directly else send_part
+
+
+@pytest.mark.parametrize("directly", [False, True])
+def test_little_waits_for_a_client_that_takes_nothing(directly: bool) -> None:
     sent = 0
 
     async def talkative(scope: Any, receive: Any, send: Any) -> None:
         nonlocal sent
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while sent < 10**7:
-            await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
+            await part_sender(directly, scope, send)(b"x" * 1000)
             sent += 1000
             await asyncio.sleep(0)
 
@@ -275,6 +285,22 @@ def test_little_waits_for_a_client_that_takes_nothing() -> None:
 
     asyncio.run(ask())
     assert sent < 2 * (UNREAD_BYTES + UNSENT_BYTES)
+
+
+def test_parts_that_are_sent_directly_are_the_same_bytes() -> None:
+    parts = [os.urandom(size) for size in (1, 0, 15, 16, 255, 4096, 70_000)]
+
+    async def ask(directly: bool) -> bytes:
+        async def in_parts(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for part in parts:
+                await part_sender(directly, scope, send)(part)
+            await send({"type": "http.response.body", "body": b""})
+
+        asked = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        return re.sub(rb"date: [^\r]*", b"", await exchange(asked, app=in_parts))
+
+    assert asyncio.run(ask(True)) == asyncio.run(ask(False))
 
 
 def telling(cut: asyncio.Event) -> type[Hasty]:
