@@ -4,7 +4,8 @@ A panel holds PANEL outputs. What is needed together lies together in it: for ea
 bfloat16 for each pair of inputs) one number (one pair) of every output. A tile of up to TILE_ROWS
 rows goes through a panel from the first input to the last with all its sums in registers; a number
 of the weight is loaded once for all rows, and an input is spread over the lanes (Goto and van de
-Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3), 2008, section 4).
+Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3), 2008, section 4). Where
+registers are fewer, rows take turns at each stretch of a panel, which stays in the cache meanwhile.
 
 So each output is a chain of multiply-adds in the order of the inputs, in a lane of its own: the
 rows beside it cannot change a bit of it. In float32 the chain is cut into stretches, whose sums are
@@ -23,7 +24,6 @@ from numba.core import cgutils
 
 from pagefleet_kernels.cpu_grouped import Weights, emit_grouped_product
 from pagefleet_kernels.cpu_ir import (
-    FEATURES,
     INTS,
     LANES,
     VECTOR,
@@ -33,12 +33,13 @@ from pagefleet_kernels.cpu_ir import (
     intrinsic,
     load,
     multiply_add_words,
+    passes,
     splat,
     store,
 )
 
-TILE_ROWS = 12 if "avx512f" in FEATURES else 3
-"""As many as leave registers for the weights and an input."""
+TILE_ROWS = 12
+"""As many as leave registers of AVX-512 for the weights and an input."""
 
 PANEL_VECTORS = 2
 PANEL = PANEL_VECTORS * LANES
@@ -61,13 +62,18 @@ def _emit_product(
     steps: Any,
     sums: Any,
 ) -> None:
-    """The loop over the inputs for rows at some addresses; `steps` is at least 1."""
-    if form is not Format.FLOAT32:
-        stretch = _emit_stretch(builder, form, vectors, rows, panel, _INT64(0), steps)
-        for number, total in enumerate(stretch):
-            store(builder, total, at(builder, sums, number * _VECTOR_BYTES))
-        return
+    """The loops over the inputs for rows at some addresses; `steps` is at least 1."""
     places = [at(builder, sums, number * _VECTOR_BYTES) for number in range(len(rows) * vectors)]
+    parts = [
+        (rows[part], places[part.start * vectors : part.stop * vectors])
+        for part in passes(len(rows), vectors)
+    ]
+    if form is not Format.FLOAT32:
+        for some, targets in parts:
+            stretch = _emit_stretch(builder, form, vectors, some, panel, _INT64(0), steps)
+            for total, place in zip(stretch, targets, strict=True):
+                store(builder, total, place)
+        return
     for place in places:
         store(builder, floats(0.0), place)
     before = builder.block
@@ -79,9 +85,10 @@ def _emit_product(
     following = builder.add(begin, _INT64(_STRETCH))
     more = builder.icmp_signed("<", following, steps)
     end = builder.select(more, following, steps)
-    stretch = _emit_stretch(builder, form, vectors, rows, panel, begin, end)
-    for total, place in zip(stretch, places, strict=True):
-        store(builder, builder.fadd(load(builder, place), total), place)
+    for some, targets in parts:
+        stretch = _emit_stretch(builder, form, vectors, some, panel, begin, end)
+        for total, place in zip(stretch, targets, strict=True):
+            store(builder, builder.fadd(load(builder, place), total), place)
     begin.add_incoming(_INT64(0), before)
     begin.add_incoming(following, builder.block)
     builder.cbranch(more, body, after)

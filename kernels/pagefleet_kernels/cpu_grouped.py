@@ -1,14 +1,14 @@
 """The inner loop of products with quantized matrices (see `quantized`) on the CPU.
 
 It goes through a panel as `cpu_gemm` does, but group by group. Within a group four inputs at a time
-are multiplied in integers, by VPDPBUSD where the processor has it; these sums are exact. Then the
-group's sum is scaled and added to a float32, so that an output is one chain of multiply-adds in the
-order of the groups, whatever stands beside it.
+are multiplied in integers (`cpu_bytes`); these sums are exact. Then the group's sum is scaled and
+added to a float32, so that an output is one chain of multiply-adds in the order of the groups,
+whatever stands beside it.
 
 A quantized row is a row of blocks, one for each group: its scale (float32), the sum of its numbers
 (int32), its numbers (int8). The sum is there because VPDPBUSD wants weights without a sign: what
 they are too large by is taken off at the start. Floats of four bits are looked up in a table of
-sixteen such bytes, in registers (VPSHUFB).
+sixteen bytes, in registers (VPSHUFB).
 """
 
 import enum
@@ -18,9 +18,19 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from pagefleet_kernels.cpu_bytes import (
+    ADDS_PAIRS,
+    BYTES,
+    SHORTS,
+    add_neighbours,
+    constant_bytes,
+    look_up,
+    multiply_add_bytes,
+    pairs,
+    sizes_and_signed,
+)
 from pagefleet_kernels.cpu_formats import read
 from pagefleet_kernels.cpu_ir import (
-    FEATURES,
     FLOAT,
     HALVES,
     INT,
@@ -37,20 +47,14 @@ from pagefleet_kernels.cpu_ir import (
     intrinsic,
     ints,
     load,
+    passes,
     splat,
     store,
     widen_float16,
 )
 from pagefleet_kernels.quantized import E2M1_HALVES, GROUP, Matrix, Quantized
 
-_MULTIPLIES_BYTES = "avx512vnni" in FEATURES
-"""Whether the processor multiplies and adds four bytes at a time."""
-
-_SHUFFLES_BYTES = "avx512bw" in FEATURES
-"""Whether the processor looks 64 bytes up at a time, each in a table of sixteen."""
-
 _INT64 = ir.IntType(64)
-_BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
 _VECTOR_BYTES = LANES * 4
 _STEP = 4
 """Inputs that are multiplied at a time."""
@@ -98,26 +102,33 @@ class Weights(enum.Enum):
     @property
     def added(self) -> int:
         """What makes numbers too large, so that they need no sign."""
+        if ADDS_PAIRS:
+            return 0
         return {Weights.INT8: 128, Weights.FLOAT4: -min(E2M1_HALVES)}.get(self, 0)
+
+    @property
+    def in_shorts(self) -> bool:
+        """Whether a group is summed up in 16 bits: of a lane's 16 products none has more than 15 *
+        127 in size.
+        """
+        return ADDS_PAIRS and self.bits == 4
 
 
 constant_in_kernels(Weights)
 attribute_in_kernels("grouped")
 
 
-def _quadrupled(builder: Any, weights: Any, values: Any, total: Any) -> Any:
-    """total + the products of the four bytes of each lane; those of `weights` have no sign."""
-    if _MULTIPLIES_BYTES:
-        kind = ir.FunctionType(INTS, [INTS, _BYTES, _BYTES])
-        name = "llvm.x86.avx512.vpdpbusd.512"
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        operands = [builder.bitcast(each, _BYTES) for each in (weights, values)]
-        return builder.call(function, [total, *operands])
-    for shift in range(0, 32, 8):
-        weight = builder.and_(builder.lshr(weights, ints(shift)), ints(0xFF))
-        value = builder.ashr(builder.shl(values, ints(24 - shift)), ints(24))
-        total = builder.add(total, builder.mul(weight, value))
-    return total
+def _multiplied(builder: Any, weights: Weights, column: Any, values: Any, total: Any) -> Any:
+    """total + the products of the four bytes of each lane; `column` has those of the weights."""
+    if not ADDS_PAIRS:
+        return multiply_add_bytes(builder, column, values, total)
+    left, right = (builder.bitcast(each, BYTES) for each in (column, values))
+    if weights is Weights.INT8:
+        left = builder.xor(left, constant_bytes([0x80] * BYTES.count))
+    if weights is not Weights.INT4:
+        left, right = sizes_and_signed(builder, left, right)
+    sums = pairs(builder, left, right)
+    return builder.add(total, sums if weights.in_shorts else add_neighbours(builder, sums))
 
 
 def _half_floats(builder: Any, address: Any) -> Any:
@@ -135,22 +146,8 @@ def _unpacked(builder: Any, weights: Weights, words: Any) -> list[Any]:
 
 def _looked_up(builder: Any, nibbles: Any) -> Any:
     """The numbers of floats of four bits, a byte each, with what is added to them."""
-    codes = builder.bitcast(nibbles, _BYTES)
     table = [each + Weights.FLOAT4.added for each in E2M1_HALVES]
-    if _SHUFFLES_BYTES:
-        kind = ir.FunctionType(_BYTES, [_BYTES, _BYTES])
-        name = "llvm.x86.avx512.pshuf.b.512"
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        return builder.bitcast(builder.call(function, [_bytes(4 * table), codes]), INTS)
-    found = _bytes([table[0]] * 64)
-    for code, number in enumerate(table):
-        here = builder.icmp_unsigned("==", codes, _bytes([code] * 64))
-        found = builder.select(here, _bytes([number] * 64), found)
-    return builder.bitcast(found, INTS)
-
-
-def _bytes(values: list[int]) -> Any:
-    return ir.Constant(_BYTES, values)
+    return builder.bitcast(look_up(builder, table, builder.bitcast(nibbles, BYTES)), INTS)
 
 
 def _emit_group(
@@ -162,7 +159,7 @@ def _emit_group(
     """
     starts = []
     for source in sources:
-        start = ints(0)
+        start = ir.Constant(SHORTS if weights.in_shorts else INTS, None)
         if weights.added:
             sum_ = load(builder, at(builder, source, 4), INT)
             start = splat(builder, builder.mul(sum_, INT(-weights.added)))
@@ -172,7 +169,7 @@ def _emit_group(
     builder.branch(body)
     builder.position_at_end(body)
     step = builder.phi(_INT64)
-    totals = [builder.phi(INTS) for _ in starts]
+    totals = [builder.phi(start.type) for start in starts]
     place = builder.add(numbers, builder.mul(step, _INT64(vectors * _VECTOR_BYTES)))
     columns = [
         _unpacked(builder, weights, load(builder, at(builder, place, v * _VECTOR_BYTES), INTS))
@@ -187,7 +184,7 @@ def _emit_group(
             spread = splat(builder, word)
             for vector, column in enumerate(columns):
                 index = row * vectors + vector
-                grown[index] = _quadrupled(builder, column[part], spread, grown[index])
+                grown[index] = _multiplied(builder, weights, column[part], spread, grown[index])
     following = builder.add(step, _INT64(1))
     step.add_incoming(_INT64(0), before)
     step.add_incoming(following, body)
@@ -196,18 +193,21 @@ def _emit_group(
         total.add_incoming(sum_, body)
     builder.cbranch(builder.icmp_signed("<", following, _INT64(GROUP // inputs)), body, after)
     builder.position_at_end(after)
-    return grown
+    return [add_neighbours(builder, each) for each in grown] if weights.in_shorts else grown
 
 
 def _emit_scaled(
-    builder: Any, weights: Weights, sources: list[Any], totals: list[Any], place: Any, sums: Any
+    builder: Any,
+    weights: Weights,
+    sources: list[Any],
+    totals: list[Any],
+    factors: list[Any],
+    sums: Any,
 ) -> None:
-    """Adds the sums of one group, scaled, to the float32 at `sums`."""
+    """Adds the sums of one group, scaled, to the float32 at `sums`; `factors` are the scales of the
+    vectors, then their minimums if there are any.
+    """
     vectors = len(totals) // len(sources)
-    kinds = 2 if weights is Weights.INT4 else 1
-    factors = [
-        _half_floats(builder, at(builder, place, v * LANES * 2)) for v in range(kinds * vectors)
-    ]
     for row, source in enumerate(sources):
         scale, minimums = load(builder, source, FLOAT), None
         if weights is Weights.INT4:
@@ -248,8 +248,15 @@ def emit_grouped_product(
         place = builder.add(panel, builder.mul(loop.index, _INT64(group_bytes)))
         skipped = builder.mul(loop.index, _INT64(BLOCK_BYTES))
         sources = [builder.add(row, skipped) for row in rows]
-        totals = _emit_group(builder, weights, sources, at(builder, place, head), vectors)
-        _emit_scaled(builder, weights, sources, totals, place, sums)
+        factors = [
+            _half_floats(builder, at(builder, place, number * LANES * 2))
+            for number in range(vectors * (2 if weights is Weights.INT4 else 1))
+        ]
+        for part in passes(len(rows), vectors):
+            some = sources[part]
+            totals = _emit_group(builder, weights, some, at(builder, place, head), vectors)
+            target = at(builder, sums, part.start * vectors * _VECTOR_BYTES)
+            _emit_scaled(builder, weights, some, totals, factors, target)
 
 
 def _emit_block(builder: Any, form: Format, source: Any, target: Any) -> None:

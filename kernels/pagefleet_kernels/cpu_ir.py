@@ -51,6 +51,9 @@ MULTIPLIES_BFLOAT16 = "avx512bf16" in FEATURES
 WIDENS_FLOAT16 = "f16c" in FEATURES or "sse2" not in FEATURES
 """Whether the processor widens float16; those that are not x86 do."""
 
+SUMS = 24 if "avx512f" in FEATURES else 5
+"""Vectors of sums that stay in registers, beside those of weights and an input."""
+
 
 class Format(enum.Enum):
     """How numbers lie in memory."""
@@ -116,6 +119,12 @@ def attribute_in_kernels(name: str) -> None:
 lower_constant(Constant)(_lower_constant)
 constant_in_kernels(Format)
 attribute_in_kernels("itemsize")
+
+
+def passes(rows: int, vectors: int) -> list[slice]:
+    """The rows whose sums, so many vectors each, grow together in registers."""
+    together = max(1, SUMS // vectors)
+    return [slice(first, min(first + together, rows)) for first in range(0, rows, together)]
 
 
 def pointer(builder: Any, address: Any, kind: ir.Type) -> Any:

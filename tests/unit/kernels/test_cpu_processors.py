@@ -25,16 +25,14 @@ PROCESSORS = {
 """What they can do of all that kernels ask for, by the names that LLVM has for both."""
 
 HERE = Path(__file__).parent
+PRODUCTS = [str(HERE / "test_quantized.py")]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", PROCESSORS)
-def test_kernels_are_right_on_other_processors(name: str) -> None:
+def run_as_on(name: str, *arguments: str) -> None:
+    """Run tests with kernels for that processor, or skip where this one lacks what it can do."""
     here = binding.get_host_cpu_features()
     if not all(here.get(feature) for feature in PROCESSORS[name]):
         pytest.skip("this processor cannot")
-    others = [path for path in HERE.glob("test_cpu_*.py") if path != Path(__file__)]
     features = ",".join(f"+{feature}" for feature in PROCESSORS[name])
     environment = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
     told = "from pagefleet_kernels.cpu_ir import FEATURES; print(*FEATURES)"
@@ -46,5 +44,16 @@ def test_kernels_are_right_on_other_processors(name: str) -> None:
         check=True,
     )
     assert set(found.stdout.split()) == set(PROCESSORS[name])
-    tests = [*map(str, others), str(HERE / "test_quantized.py")]
-    run_tests("-m", "not slow", *tests, **environment)
+    run_tests(*arguments, **environment)
+
+
+def test_products_are_right_without_avx512() -> None:
+    run_as_on("haswell", "-m", "not slow", *PRODUCTS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_kernels_are_right_on_other_processors(name: str) -> None:
+    others = [str(path) for path in HERE.glob("test_cpu_*.py") if path != Path(__file__)]
+    run_as_on(name, "-m", "not slow", *others, *PRODUCTS)

@@ -64,6 +64,23 @@ def test_rows_are_quantized_as_the_plain_twin_does(dtype):
     assert torch.equal(blocks[..., 4:8].contiguous().view(torch.int32)[..., 0], sums)
 
 
+@BITS
+def test_the_largest_numbers_do_not_overflow(bits):
+    """What is summed up in integers is exact, whatever the instructions have room for."""
+    torch.manual_seed(fresh_seed())
+    outputs, groups = 40, 3
+    largest, extremes = (255, [0, 1, 127, 128, 255]) if bits == 8 else (15, [0, 7, 8, 15])
+    numbers = torch.tensor(extremes)[torch.randint(len(extremes), (outputs, groups * GROUP))]
+    numbers[0], numbers[1] = 0, largest
+    ones = torch.ones(outputs, groups)
+    minimums = -ones.half() if bits == 4 and bits is not FLOATS else None
+    matrix = Quantized(numbers.to(torch.uint8), ones.half(), minimums, floats=bits is FLOATS)
+    values = torch.randint(2, (7, groups * GROUP)) * 254.0 - 127
+    values[0] = values[0].abs()
+    exact = values.double() @ matrix.dequantized().double().T
+    assert torch.equal(cpu_linear.linear(matrix)(values).double(), exact)
+
+
 @DTYPES
 @BITS
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
