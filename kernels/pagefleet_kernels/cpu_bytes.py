@@ -93,9 +93,10 @@ def _by_halves(builder: Any, name: str, left: Any, right: Any, kind: ir.VectorTy
     function = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(made, [given, given]), f"llvm.x86.avx2.{name}"
     )
-    halves = []
-    for first in (0, count):
+
+    def half(first: int) -> Any:
         places = list(range(first, first + count))
         operands = [shuffle(builder, each, each, places) for each in (left, right)]
-        halves.append(builder.call(function, operands))
-    return shuffle(builder, *halves, list(range(kind.count)))
+        return builder.call(function, operands)
+
+    return shuffle(builder, half(0), half(count), list(range(kind.count)))
