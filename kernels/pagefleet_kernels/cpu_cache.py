@@ -221,7 +221,8 @@ def is_kept(dtype: torch.dtype, head_size: int, latent: int = 0) -> bool:
 
 def latent_of(key_cache: Tensor, value_cache: Tensor) -> int:
     """How many numbers of a key are its value, if the caches are one; 0 if they are two."""
-    return value_cache.shape[3] if key_cache.data_ptr() == value_cache.data_ptr() else 0
+    one = key_cache.data_ptr() == value_cache.data_ptr()
+    return value_cache.shape[3] if one and value_cache.shape[3] < key_cache.shape[3] else 0
 
 
 def in_panels(cache: Tensor, latent: int = 0) -> bool:

@@ -27,7 +27,14 @@ from torch import Tensor
 
 from pagefleet_kernels.triton_jit import INTERPRETED, jit, jit_once_for
 from pagefleet_kernels.triton_online_softmax import attend, merge, with_sinks
-from pagefleet_kernels.triton_tiling import Chip, Tiling, chip_of, choose_tiling, matrix_side
+from pagefleet_kernels.triton_tiling import (
+    Chip,
+    Tiling,
+    chip_of,
+    choose_tiling,
+    matrix_side,
+    most_heads,
+)
 
 _DOT_TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -88,7 +95,9 @@ def _attention_kernel(
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
-    HEAD_TILE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_TILE: tl.constexpr,
+    REST_TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -101,16 +110,19 @@ def _attention_kernel(
     DOT_TYPE: tl.constexpr,
     NATIVE: tl.constexpr,
 ) -> None:
-    """One program per (query tile, key/value head, split if CONCURRENT).
+    """One program per (query tile, GROUP of query heads, split if CONCURRENT).
 
     SERIAL tells that a program may walk over more than one split. `kv_scales` are [2, heads of
-    keys], where caches are uint8.
-    Without CONCURRENT it writes `output` [T, H, D]; with it, the split's weighted values to
-    `split_sums` [T, H, splits, D] and (maximum, total weight) to `split_stats` [T, H, splits, 2].
+    keys], where caches are uint8. Each group reads a key/value head, all of them the same if there
+    are latents, which is where HEAD_SIZE, of keys, is larger than VALUE_SIZE.
+    Without CONCURRENT it writes `output` [T, H, V]; with it, the split's weighted values to
+    `split_sums` [T, H, splits, V] and (maximum, total weight) to `split_stats` [T, H, splits, 2].
     """
+    LATENT: tl.constexpr = HEAD_SIZE > VALUE_SIZE
     TOKENS: tl.constexpr = QUERIES // GROUP
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # a row's last tile sees the most keys
-    kv_head = tl.program_id(1)
+    group = tl.program_id(1)
+    kv_head = 0 if LATENT else group
     row = _find_row(offsets, rows, tile, TOKENS, 1)
     row_begin = tl.load(offsets + row)
     row_length = tl.load(offsets + row + 1) - row_begin
@@ -133,25 +145,31 @@ def _attention_kernel(
             return
 
     lane = tl.arange(0, QUERIES)
-    dims = tl.arange(0, HEAD_TILE)
+    dims = tl.arange(0, VALUE_TILE)
     token = first + lane // GROUP
-    head = kv_head * GROUP + lane % GROUP
+    head = group * GROUP + lane % GROUP
     asked = (lane < TOKENS * GROUP) & (token < row_length)
     place = (row_begin + token).to(tl.int64)
-    mask = asked[:, None] & (dims < HEAD_SIZE)[None, :]
+    mask = asked[:, None] & (dims < VALUE_SIZE)[None, :]
     query_places = place * query_stride + head * HEAD_SIZE
     queries = tl.load(query + query_places[:, None] + dims[None, :], mask=mask, other=0.0)
+    rest = queries
+    if LATENT:
+        behind = VALUE_SIZE + tl.arange(0, REST_TILE)
+        there = asked[:, None] & (behind < HEAD_SIZE)[None, :]
+        rest = tl.load(query + query_places[:, None] + behind[None, :], mask=there, other=0.0)
     slope = tl.load(slopes + head, mask=asked, other=0.0) if SLOPED else 0.0
 
     EIGHT_BITS: tl.constexpr = key_cache.dtype.element_ty == tl.uint8
     if EIGHT_BITS:
         scale = scale * tl.load(kv_scales + kv_head)
-    sums = tl.zeros([QUERIES, HEAD_TILE], tl.float32)
+    sums = tl.zeros([QUERIES, VALUE_TILE], tl.float32)
     top = tl.full([QUERIES], float("-inf"), tl.float32)
     mass = tl.zeros([QUERIES], tl.float32)
     for index in range(first_split, last_split):
         part_sums, part_top, part_mass = attend(
             queries.to(DOT_TYPE),
+            rest.to(DOT_TYPE),
             first_position + lane // GROUP,
             first_position,
             slope,
@@ -165,7 +183,9 @@ def _attention_kernel(
             scale,
             softcap,
             HEAD_SIZE,
-            HEAD_TILE,
+            VALUE_SIZE,
+            VALUE_TILE,
+            REST_TILE,
             BLOCK_SIZE,
             QUERIES,
             KEYS,
@@ -185,7 +205,7 @@ def _attention_kernel(
     answers = place * HEADS + head
     if CONCURRENT:
         parts = answers * tl.num_programs(2) + tl.program_id(2)
-        tl.store(split_sums + parts[:, None] * HEAD_SIZE + dims[None, :], sums, mask=mask)
+        tl.store(split_sums + parts[:, None] * VALUE_SIZE + dims[None, :], sums, mask=mask)
         tl.store(split_stats + parts * 2, top, mask=asked)
         tl.store(split_stats + parts * 2 + 1, mass, mask=asked)
     else:
@@ -193,7 +213,7 @@ def _attention_kernel(
             mass = with_sinks(mass, top, tl.load(sinks + head, mask=asked, other=0.0))
         mass = tl.where(asked, mass, 1.0)
         result = (sums / mass[:, None]).to(output.dtype.element_ty)
-        tl.store(output + answers[:, None] * HEAD_SIZE + dims[None, :], result, mask=mask)
+        tl.store(output + answers[:, None] * VALUE_SIZE + dims[None, :], result, mask=mask)
 
 
 @jit_once_for("rows", "splits")
@@ -208,8 +228,8 @@ def _merge_kernel(
     split: tl.tensor,
     splits: tl.tensor,
     HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    HEAD_TILE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_TILE: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKING: tl.constexpr,
@@ -225,16 +245,16 @@ def _merge_kernel(
     split = _split_of(start + row_length, splits, split, KEYS)
     position = start + token - row_begin
     oldest = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
-    dims = tl.arange(0, HEAD_TILE)
-    mask = (dims < HEAD_SIZE)[None, :]
+    dims = tl.arange(0, VALUE_TILE)
+    mask = (dims < VALUE_SIZE)[None, :]
     head = tl.program_id(1) + tl.arange(0, 1)
     answers = token.to(tl.int64) * HEADS + head
-    sums = tl.zeros([1, HEAD_TILE], tl.float32)
+    sums = tl.zeros([1, VALUE_TILE], tl.float32)
     top = tl.full([1], float("-inf"), tl.float32)
     mass = tl.zeros([1], tl.float32)
     for index in tl.range(oldest // split, position // split + 1, loop_unroll_factor=8):
         parts = answers * splits + index
-        places = parts[:, None] * HEAD_SIZE + dims[None, :]
+        places = parts[:, None] * VALUE_SIZE + dims[None, :]
         part_sums = tl.load(split_sums + places, mask=mask, other=0.0)
         part_top = tl.load(split_stats + parts * 2)
         part_mass = tl.load(split_stats + parts * 2 + 1)
@@ -242,7 +262,7 @@ def _merge_kernel(
     if SINKING:
         mass = with_sinks(mass, top, tl.load(sinks + head))
     result = (sums / mass[:, None]).to(output.dtype.element_ty)
-    tl.store(output + answers[:, None] * HEAD_SIZE + dims[None, :], result, mask=mask)
+    tl.store(output + answers[:, None] * VALUE_SIZE + dims[None, :], result, mask=mask)
 
 
 def _dot_type(query: torch.dtype, cache: torch.dtype) -> tl.dtype:
@@ -279,7 +299,8 @@ def attention(
     """`reference.attention`, on the GPU; see there for the arguments and the result.
 
     `query` may be a strided view [T, H, D] whose heads are contiguous; tokens past the last row's
-    pad a batch, and their outputs are left as they are. Both caches have the same strides.
+    pad a batch, and their outputs are left as they are. Both caches have the same strides; values
+    that are shorter than keys are their first numbers, and are not read.
     float32 is computed without tf32.
 
     Args:
@@ -289,28 +310,33 @@ def attention(
     """
     tokens, heads, head_size = query.shape
     kv_heads, block_size = key_cache.shape[1:3]
+    value_size = value_cache.shape[3]
     rows, width = tables.shape
-    output = query.new_empty(query.shape)
+    output = query.new_empty(tokens, heads, value_size)
     if tokens == 0:
         return output
     chip = chip or chip_of(query.device)
-    tiling = tiling or choose_tiling(query, key_cache, tables, chip, invariant=invariant)
+    tiling = tiling or choose_tiling(
+        query, key_cache, tables, chip, invariant=invariant, value_size=value_size
+    )
     concurrent = tiling.splits > 1
     parts = (tokens, heads, tiling.splits) if concurrent else (0, 0, 0)
-    split_sums = query.new_empty((*parts, head_size), dtype=torch.float32)
+    split_sums = query.new_empty((*parts, value_size), dtype=torch.float32)
     split_stats = query.new_empty((*parts, 2), dtype=torch.float32)
     group = heads // kv_heads
+    if value_size < head_size:
+        group = most_heads(heads, tiling.queries)
     constants = {
         "HEADS": heads,
-        "HEAD_SIZE": head_size,
-        "HEAD_TILE": matrix_side(head_size),
+        "VALUE_SIZE": value_size,
+        "VALUE_TILE": matrix_side(value_size),
         "KEYS": tiling.keys,
         "WINDOW": window,
         "SINKING": sinks is not None,
         "enable_fp_fusion": not invariant,
     }
     tiles = tokens // (tiling.queries // group) + rows
-    _attention_kernel[(tiles, kv_heads, tiling.splits)](
+    _attention_kernel[(tiles, heads // group, tiling.splits)](
         query,
         key_cache,
         value_cache,
@@ -331,6 +357,8 @@ def attention(
         key_cache.stride(0),
         tables.stride(0),
         GROUP=group,
+        HEAD_SIZE=head_size,
+        REST_TILE=matrix_side(head_size - value_size),
         BLOCK_SIZE=block_size,
         QUERIES=tiling.queries,
         CAPPED=softcap > 0,

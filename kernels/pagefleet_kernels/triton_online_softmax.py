@@ -52,17 +52,17 @@ def _load_keys(
     base: tl.tensor,
     places: tl.tensor,
     live: tl.tensor,
-    HEAD_SIZE: tl.constexpr,
-    HEAD_TILE: tl.constexpr,
+    SIZE: tl.constexpr,
+    SIZE_TILE: tl.constexpr,
     DOT_TYPE: tl.constexpr,
     NATIVE: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tensor:
-    """[keys, HEAD_TILE] of keys or values; what is not live is never read, and counts as zero."""
-    dims = tl.arange(0, HEAD_TILE)
+    """[keys, SIZE_TILE] of keys or values; what is not live is never read, and counts as zero."""
+    dims = tl.arange(0, SIZE_TILE)
     pointers = base + places[:, None] + dims[None, :]
-    if MASKED or HEAD_TILE != HEAD_SIZE:
-        values = tl.load(pointers, mask=live[:, None] & (dims < HEAD_SIZE)[None, :], other=0)
+    if MASKED or SIZE_TILE != SIZE:
+        values = tl.load(pointers, mask=live[:, None] & (dims < SIZE)[None, :], other=0)
     else:
         values = tl.load(pointers)
     if base.dtype.element_ty == tl.uint8:
@@ -75,6 +75,7 @@ def _load_keys(
 @jit
 def attend(
     queries: tl.tensor,
+    rest: tl.tensor,
     positions: tl.tensor,
     first_position: tl.tensor,
     slope: tl.tensor,
@@ -88,7 +89,9 @@ def attend(
     scale: tl.tensor,
     softcap: tl.tensor,
     HEAD_SIZE: tl.constexpr,
-    HEAD_TILE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_TILE: tl.constexpr,
+    REST_TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -101,9 +104,11 @@ def attend(
     """Online softmax over the keys begin .. end: (weighted values, maximum, total weight).
 
     Maxima are in units of log2: a score's weight is exp2(score * factor - maximum). The key tiles
-    that every query of the tile sees whole come first and go without masks.
+    that every query of the tile sees whole come first and go without masks. Latents, whose keys are
+    longer than their values, are read once: `rest` are the queries behind VALUE_SIZE.
     """
-    sums = tl.zeros([QUERIES, HEAD_TILE], tl.float32)
+    LATENT: tl.constexpr = HEAD_SIZE > VALUE_SIZE
+    sums = tl.zeros([QUERIES, VALUE_TILE], tl.float32)
     top = tl.full([QUERIES], float("-inf"), tl.float32)
     mass = tl.zeros([QUERIES], tl.float32)
     factor = _LOG2_E if CAPPED or SLOPED else scale * _LOG2_E
@@ -122,9 +127,21 @@ def attend(
                 blocks = tl.load(table + seen // BLOCK_SIZE)
             places = blocks.to(tl.int64) * block_stride + seen % BLOCK_SIZE * HEAD_SIZE
             keys = _load_keys(
-                key_base, places, live, HEAD_SIZE, HEAD_TILE, DOT_TYPE, NATIVE, MASKED
+                key_base, places, live, VALUE_SIZE, VALUE_TILE, DOT_TYPE, NATIVE, MASKED
             )
             scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+            if LATENT:
+                others = _load_keys(
+                    key_base + VALUE_SIZE,
+                    places,
+                    live,
+                    HEAD_SIZE - VALUE_SIZE,
+                    REST_TILE,
+                    DOT_TYPE,
+                    NATIVE,
+                    MASKED,
+                )
+                scores = tl.dot(rest, tl.trans(others), scores, input_precision="ieee")
             distance = seen[None, :] - positions[:, None]
             if CAPPED:
                 scores = softcap * _tanh(scores * (scale / softcap))
@@ -142,9 +159,11 @@ def attend(
             decay = tl.exp2(top - shift)
             weights = tl.exp2(tl.fma(scores, factor, -shift[:, None]))
             mass = tl.fma(mass, decay, tl.sum(weights, 1))
-            values = _load_keys(
-                value_base, places, live, HEAD_SIZE, HEAD_TILE, DOT_TYPE, NATIVE, MASKED
-            )
+            values = keys
+            if not LATENT:
+                values = _load_keys(
+                    value_base, places, live, VALUE_SIZE, VALUE_TILE, DOT_TYPE, NATIVE, MASKED
+                )
             decayed = sums * decay[:, None]
             sums = tl.dot(weights.to(DOT_TYPE), values, decayed, input_precision="ieee")
             top = new_top

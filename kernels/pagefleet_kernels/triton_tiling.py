@@ -83,8 +83,21 @@ def matrix_side(number: int) -> int:
     return max(16, 1 << (number - 1).bit_length())
 
 
+def most_heads(heads: int, queries: int) -> int:
+    """How many of the heads of a token, which all read latents, a tile of so many queries takes:
+    the most of which all tiles have as many.
+    """
+    return max(number for number in range(1, queries + 1) if heads % number == 0)
+
+
 def choose_tiling(
-    query: Tensor, key_cache: Tensor, tables: Tensor, chip: Chip, *, invariant: bool = False
+    query: Tensor,
+    key_cache: Tensor,
+    tables: Tensor,
+    chip: Chip,
+    *,
+    invariant: bool = False,
+    value_size: int | None = None,
 ) -> Tiling:
     """The tiling for a launch of `triton_attention.attention` with arguments of these shapes.
 
@@ -93,6 +106,9 @@ def choose_tiling(
     larger one spills. A batch with few query tiles is split over the context until the chip is
     full. An invariant tiling differs between the shapes of one model in `splits` only, on which no
     bit depends: it is one, or enough for every split of a fixed size.
+
+    Values of `value_size`, if that is less than the size of keys, are latents, which are long: what
+    is large is the tile's sums, so a tile takes few tokens, and as many heads as it has room for.
     """
     heads, head_size = query.shape[1:]
     kv_heads, block_size = key_cache.shape[1:3]
@@ -114,6 +130,14 @@ def choose_tiling(
         queries, keys, warps, stages = 128, 32, 8, 3
     else:
         queries, keys, warps, stages = 64, 32, 4 if roomy else 8, 3
+    if value_size not in (None, head_size):
+        queries, keys, warps, stages = 32, 32, 8, 2
+        if exact or chip.stages < 3:  # which AMD's chips have
+            queries, keys, warps = 16, 16, 4
+        elif invariant or (query.shape[0] <= rows and heads <= 16):
+            queries = 16
+        group = most_heads(heads, queries)
+        kv_heads = heads // group
     queries = max(queries, matrix_side(group))
     programs = kv_heads * (query.shape[0] // (queries // group) + rows)
     wanted = triton.cdiv(full, programs)

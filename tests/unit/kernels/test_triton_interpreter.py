@@ -16,6 +16,7 @@ MODULES = [
     "cache",
     "experts",
     "fp8",
+    "latents",
     "lora",
     "matmul",
     "norm",
