@@ -10,7 +10,7 @@ import h11
 import msgspec
 
 from benchmarks.drill.questions import Question
-from benchmarks.loadgen.answer import AnswerError, EventStream
+from benchmarks.loadgen.answer import AnswerError, EventStream, whole_body
 from benchmarks.loadgen.recording import Server
 
 EXACT = "exact"
@@ -131,7 +131,8 @@ async def _exchange(server: Server, answer: Answer, watch: Callable[[Answer], No
         if answer.question.stream:
             await _take_events(EventStream(connection), reader, answer, watch)
         else:
-            await _take_body(connection, reader, answer)
+            answer.add(whole_body(connection, await reader.read(-1)))
+            answer.whole = True
             watch(answer)
     finally:
         writer.close()
@@ -149,23 +150,3 @@ async def _take_events(
             watch(answer)
         answer.last_id = events.last_id or answer.last_id
     events.feed(b"")
-
-
-async def _take_body(
-    connection: h11.Connection, reader: asyncio.StreamReader, answer: Answer
-) -> None:
-    connection.receive_data(await reader.read(-1))
-    connection.receive_data(b"")
-    status, body = 0, b""
-    try:
-        while not isinstance(event := connection.next_event(), h11.EndOfMessage):
-            if isinstance(event, h11.Response):
-                status = event.status_code
-            elif isinstance(event, h11.Data):
-                body += event.data
-    except h11.RemoteProtocolError as error:
-        raise AnswerError("cut off", str(error)) from error
-    if status != 200:
-        raise AnswerError(f"HTTP {status}", body.decode(errors="replace"))
-    answer.add(body)
-    answer.whole = True

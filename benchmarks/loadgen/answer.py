@@ -1,7 +1,7 @@
 """What a recorded answer says, and whether it is whole.
 
-An answer counts only if it is whole: status 200, every server-sent event valid JSON without an
-error, a usage that states the tokens asked for (or fewer, where the model may end its answer),
+A streamed answer counts only if it is whole: status 200, every server-sent event valid JSON without
+an error, a usage that states the tokens asked for (or fewer, where the model may end its answer),
 `[DONE]` at the end. All else is `Failed`.
 h11 does the HTTP framing.
 """
@@ -61,6 +61,28 @@ def understand(recording: Recording) -> Outcome:
         return transcript.completed(recording.due, recording.request)
     except AnswerError as error:
         return Failed(recording.due, recording.ended, error.kind, str(error))
+
+
+def whole_body(connection: h11.Connection, received: bytes) -> bytes:
+    """The body of all that came of an HTTP/1.1 response until the server closed.
+
+    Raises:
+        AnswerError: the response is cut off, is no HTTP, or has another status than 200.
+    """
+    status, body = 0, b""
+    connection.receive_data(received)
+    connection.receive_data(b"")
+    try:
+        while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+            if isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                body += event.data
+    except h11.RemoteProtocolError as error:
+        raise AnswerError("cut off", str(error)) from error
+    if status != 200:
+        raise AnswerError(f"HTTP {status}", body.decode(errors="replace"))
+    return body
 
 
 class EventStream:
