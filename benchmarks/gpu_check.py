@@ -7,10 +7,10 @@ installed, PYTHONPATH=shared:kernels:services is enough beside msgspec and safet
 the worker's steps need.
 
 First every kernel against float64; then decode attention beside a measured copy, prefill attention
-beside a measured matrix product, products with weights of 4 and 8 bits beside both, and sampling;
-then whole steps of a worker, with random weights of an 8B model, beside the limit of such a step:
-weights, keys and values read once, at the rates measured in the same process. Without a GPU the
-kernels run in Triton's interpreter, and nothing is timed.
+beside a measured matrix product, products with weights of 4 and 8 bits and mixtures of experts
+beside both, and sampling; then whole steps of a worker, with random weights of an 8B model, beside
+the limit of such a step: weights, keys and values read once, at the rates measured in the same
+process. Without a GPU the kernels run in Triton's interpreter, and nothing is timed.
 
 Every part is a process of its own that prints its lines as they come: a kernel that loses the
 device, a compiler that dies or hangs costs a part, and what was printed stays.
@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 CHECKS = ("attention", "layers", "sampling")
-RATES = ("decode", "prefill", "products", "sample")
+RATES = ("decode", "prefill", "products", "experts", "sample")
 SLOW = ("step, graphs on", "step, graphs off", "step, invariant", "decode, fp8")
 
 LONGEST = 100.0
@@ -70,6 +70,8 @@ def measure(device: torch.device, part: str) -> Iterator[tuple[bool, str]]:
             figures = gpu_rates.prefill_figures(device, product)
         elif part == "products":
             figures = gpu_rates.quantized_figures(device, copy, product)
+        elif part == "experts":
+            figures = gpu_rates.expert_figures(device, copy, product)
         elif part == "sample":
             figures = gpu_rates.sample_figures(device, copy)
         else:

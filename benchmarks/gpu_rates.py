@@ -13,9 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagefleet_kernels.quantized import GROUP
+from pagefleet_kernels.experts import Routing
+from pagefleet_kernels.layers import Activation
+from pagefleet_kernels.quantized import GROUP, Kind
 from pagefleet_kernels.triton_attention import attention
-from pagefleet_kernels.triton_quantized import BLOCK, PackedGroups, quantized_product
+from pagefleet_kernels.triton_experts import PackedExperts, expert_sums
+from pagefleet_kernels.triton_packed import BLOCK, PackedMatrix
+from pagefleet_kernels.triton_quantized import quantized_product
+from pagefleet_kernels.triton_routing import route
 from pagefleet_kernels.triton_sampling import sample
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 32, 8, 128, 16
@@ -30,6 +35,14 @@ PREFILLS = ((1, 0, 8192), (4, 0, 2048), (1, 6144, 2048))
 MATRICES = ((4096, 4096), (28672, 4096), (4096, 14336))
 """(outputs, inputs) of an 8B model's output, gate and up, and down."""
 PRODUCT_ROWS = (1, 16, 64, 2048)
+EXPERTS = (
+    (None, 128, 8, 2048, 768),
+    (Kind.INT4, 128, 8, 2048, 768),
+    (Kind.E2M1, 32, 4, 2880, 2880),
+)
+"""(numbers, experts, how many of them a row takes, hidden size, inner size), of Qwen3-30B-A3B and
+of gpt-oss-20b."""
+EXPERT_ROWS, EXPERT_LAYERS = (1, 16, 64, 2048), 2
 SAMPLED_ROWS, VOCABULARY = 64, 128256
 SAMPLINGS = (
     ("greedy", 0.0, 0, 1.0),
@@ -175,37 +188,78 @@ def quantized_figures(device: torch.device, copy: float, product: float) -> Iter
     """Products with weights of few bits: beside reading them once, or multiplying at the product's
     rate, whichever takes longer.
     """
-    for bits in (4, 8):
+    for kind in (Kind.INT4, Kind.INT8):
         for outputs, inputs in MATRICES:
-            matrices = _matrices(bits, outputs, inputs, device)
+            matrices = [_random_matrix(kind, outputs, inputs, device)]
+            while len(matrices) * matrices[0].nbytes < COLD_BYTES:
+                matrices.append(_random_matrix(kind, outputs, inputs, device))
             for rows in PRODUCT_ROWS:
                 values = torch.randn(rows, inputs, device=device, dtype=DTYPE)
 
                 def work(
-                    call: int, values: Tensor = values, each: list[PackedGroups] = matrices
+                    call: int, values: Tensor = values, each: list[PackedMatrix] = matrices
                 ) -> Tensor:
                     return quantized_product(values, each[call])
 
                 work(0)  # compiles
                 seconds = seconds_of(work, len(matrices))
                 limit = max(matrices[0].nbytes / copy, 2 * rows * outputs * inputs / product)
-                case = f"{rows} x {inputs} x {outputs}, {bits} bits"
+                case = f"{rows} x {inputs} x {outputs}, {kind.name.lower()}"
                 found = f"{seconds * 1e6:.1f} us"
                 yield Figure("product", case, found, f"{limit * 1e6:.1f}", limit / seconds)
 
 
-def _matrices(bits: int, outputs: int, inputs: int, device: torch.device) -> list[PackedGroups]:
-    """As many as no cache holds, of random bits; scales are small."""
-    made: list[PackedGroups] = []
-    blocks, read = -(-inputs // BLOCK), 0
-    while read < COLD_BYTES:
-        shape = blocks, outputs, BLOCK * bits // 8
-        numbers = torch.randint(256, shape, dtype=torch.uint8, device=device)
-        factors = torch.full((*shape[:2], BLOCK // GROUP), 1e-3, device=device).half()
-        pairs = factors.view(torch.int32)
-        made.append(PackedGroups(numbers, pairs, pairs.clone() if bits == 4 else None, inputs))
-        read += made[-1].nbytes
-    return made
+def expert_figures(device: torch.device, copy: float, product: float) -> Iterator[Figure]:
+    """Mixtures of experts: beside reading once those that any row takes, or multiplying at the
+    product's rate.
+    """
+    for kind, count, chosen, size, inner in EXPERTS:
+        layers = [_random_experts(kind, count, size, inner, device) for _ in range(EXPERT_LAYERS)]
+        expert_bytes = (layers[0].gate_up.nbytes + layers[0].down.nbytes) / count
+        for rows in EXPERT_ROWS:
+            values = torch.randn(rows, size, device=device, dtype=DTYPE)
+            scores = torch.randn(rows, count, device=device)
+            routed = route(scores, Routing(chosen, renormalized=True))
+
+            def work(
+                call: int,
+                given: tuple[Tensor, Tensor, Tensor] = (values, *routed),
+                each: list[PackedExperts] = layers,
+            ) -> Tensor:
+                return expert_sums(*given, each[call])
+
+            work(0)  # compiles
+            seconds = seconds_of(work, len(layers))
+            read = len({*routed[0].flatten().tolist()}) * expert_bytes / copy
+            limit = max(read, 6 * rows * chosen * size * inner / product)
+            numbers = "bfloat16" if kind is None else kind.name.lower()
+            case = f"{rows} rows, {chosen} of {count} x {size} x {inner}, {numbers}"
+            found = f"{seconds * 1e6:.0f} us"
+            yield Figure("experts", case, found, f"{limit * 1e6:.0f}", limit / seconds)
+
+
+def _random_experts(
+    kind: Kind | None, count: int, size: int, inner: int, device: torch.device
+) -> PackedExperts:
+    def matrix(outputs: int, inputs: int) -> Tensor | PackedMatrix:
+        if kind is not None:
+            return _random_matrix(kind, outputs, inputs, device)
+        plain = torch.empty(outputs, inputs, device=device, dtype=DTYPE)
+        return plain.normal_(std=inputs**-0.5)
+
+    matrices = matrix(count * 2 * inner, size), matrix(count * size, inner)
+    return PackedExperts(*matrices, None, None, Activation.SILU, count)
+
+
+def _random_matrix(kind: Kind, outputs: int, inputs: int, device: torch.device) -> PackedMatrix:
+    """Of random bits; scales are small."""
+    blocks = -(-inputs // BLOCK)
+    numbers = torch.randint(256, (blocks, outputs, BLOCK), dtype=torch.uint8, device=device)
+    numbers = numbers.view(torch.int16) if kind is Kind.INT8 else numbers[..., ::2].contiguous()
+    factors = torch.full((blocks, outputs, BLOCK // GROUP), 1e-3, device=device).half()
+    pairs = factors.view(torch.int32)
+    minimums = pairs.clone() if kind is Kind.INT4 else None
+    return PackedMatrix(kind, numbers, pairs, minimums, inputs)
 
 
 def _caches(blocks: int, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,19 +21,22 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler import ASTSource
 
-from pagefleet_kernels.experts import Experts, Routing
+from pagefleet_kernels.experts import Routing
 from pagefleet_kernels.layers import Activation
 from pagefleet_kernels.lora import Factors
-from pagefleet_kernels.quantized import GROUP
+from pagefleet_kernels.quantized import GROUP, Kind
 from pagefleet_kernels.triton_activation import gate_mul
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_cache import copy_blocks, rotary_write_kv, write_kv
-from pagefleet_kernels.triton_experts import expert_sums, route
+from pagefleet_kernels.triton_experts import PackedExperts, expert_sums
+from pagefleet_kernels.triton_latents import product_by_heads, rotary_write_latents
 from pagefleet_kernels.triton_logprobs import log_softmax
 from pagefleet_kernels.triton_lora import HeldLoras
 from pagefleet_kernels.triton_matmul import product
 from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
-from pagefleet_kernels.triton_quantized import BLOCK, PackedGroups, quantized_product
+from pagefleet_kernels.triton_packed import BLOCK, PackedMatrix
+from pagefleet_kernels.triton_quantized import quantized_product
+from pagefleet_kernels.triton_routing import route
 from pagefleet_kernels.triton_sampling import sample
 from pagefleet_kernels.triton_tiling import Chip, choose_tiling
 
@@ -270,17 +273,22 @@ def _product_case(rows: int, inputs: int, outputs: int) -> Callable[[Chip], obje
     return run
 
 
+def _packed(kind: Kind, outputs: int, inputs: int) -> PackedMatrix:
+    blocks = -(-inputs // BLOCK)
+    few = kind is not Kind.INT8
+    numbers = _empty(blocks, outputs, BLOCK // 2, dtype=torch.uint8 if few else torch.int16)
+    factors = _empty(blocks, outputs, BLOCK // GROUP // 2, dtype=torch.int32)
+    return PackedMatrix(kind, numbers, factors, factors if kind is Kind.INT4 else None, inputs)
+
+
 def _quantized_case(
-    rows: int, outputs: int, bits: int, dtype: torch.dtype = torch.bfloat16, **options: Any
+    rows: int, outputs: int, kind: Kind, dtype: torch.dtype = torch.bfloat16, **options: Any
 ) -> Callable[[Chip], object]:
     """4,096 inputs."""
 
     def run(chip: Chip) -> object:
-        blocks = 4096 // BLOCK
-        numbers = _empty(blocks, outputs, BLOCK * bits // 8, dtype=torch.uint8)
-        factors = _empty(blocks, outputs, BLOCK // GROUP // 2, dtype=torch.int32)
-        matrix = PackedGroups(numbers, factors, factors if bits == 4 else None, 4096)
-        return quantized_product(_empty(rows, 4096, dtype=dtype), matrix, chip=chip, **options)
+        values, matrix = _empty(rows, 4096, dtype=dtype), _packed(kind, outputs, 4096)
+        return quantized_product(values, matrix, chip=chip, **options)
 
     return run
 
@@ -304,22 +312,29 @@ def _expert_case(
     size: int,
     inner: int,
     *,
+    kind: Kind | None = None,
     clamped: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
     **options: Any,
 ) -> Callable[[Chip], object]:
+    def matrix(outputs: int, inputs: int) -> Tensor | PackedMatrix:
+        if kind is None:
+            return _empty(choices * outputs, inputs, dtype=dtype)
+        return _packed(kind, choices * outputs, inputs)
+
     def run(chip: Chip) -> object:
+        experts = PackedExperts(
+            matrix(2 * inner, size),
+            matrix(size, inner),
+            _empty(choices * 2 * inner, dtype=dtype) if clamped else None,
+            _empty(choices * size, dtype=dtype) if clamped else None,
+            Activation.CLAMPED if clamped else Activation.SILU,
+            choices,
+        )
         routing = Routing(chosen, renormalized=True)
-        matrices = _empty(choices * 2 * inner, size), _empty(choices * size, inner)
-        experts = Experts(_empty(choices, size), *matrices, routing)
-        if clamped:
-            experts = replace(
-                experts,
-                gate_up_bias=_empty(choices * 2 * inner),
-                down_bias=_empty(choices * size),
-                activation=Activation.CLAMPED,
-            )
-        taken, factors = route(_empty(rows, choices), routing)
-        return expert_sums(_empty(rows, size), taken, factors, experts, chip=chip, **options)
+        taken, factors = route(_empty(rows, choices, dtype=dtype), routing)
+        values = _empty(rows, size, dtype=dtype)
+        return expert_sums(values, taken, factors, experts, chip=chip, **options)
 
     return run
 
@@ -334,6 +349,41 @@ def _sampling_case(vocabulary: int) -> Callable[[Chip], object]:
 
     return run
 
+
+def _latent_case(
+    tokens: int,
+    rows: int,
+    heads: int,
+    *,
+    invariant: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Callable[[Chip], object]:
+    """Attention over latents of DeepSeek's sizes, in rows of up to 16,384 positions."""
+
+    def run(chip: Chip) -> object:
+        cache = _empty(4096, 1, 16, 512 + 64, dtype=dtype)
+        starts, offsets = (_empty(n, dtype=torch.int32) for n in (rows, rows + 1))
+        tables = _empty(rows, 1024, dtype=torch.int32)
+        query = _empty(tokens, heads, 512 + 64, dtype=dtype)
+        caches = cache, cache[..., :512]
+        options: dict[str, Any] = {"scale": 0.1, "invariant": invariant, "chip": chip}
+        return attention(query, *caches, tables, starts, offsets, **options)
+
+    return run
+
+
+def _latent_layer_case(heads: int) -> Callable[[Chip], object]:
+    def run(chip: Chip) -> object:
+        query, places = _empty(64, heads, 128 + 64), _empty(64, dtype=torch.int64)
+        entry = _empty(64, 512), _empty(64, 64), _empty(4096, 64, dtype=torch.float32)
+        rotary_write_latents(query, *entry, places, _empty(4096, 1, 16, 512 + 64), places)
+        return product_by_heads(query, _empty(heads, 512 + 64, 128 + 64), chip=chip)
+
+    return run
+
+
+GPT_OSS = (32, 4, 2880, 2880)
+"""Experts, how many of them a row takes, hidden size and inner size of gpt-oss-20b."""
 
 CASES: dict[str, Callable[[Chip], object]] = {
     "8B decode": attention_case(64, 64, 32, 8, 128),
@@ -354,25 +404,42 @@ CASES: dict[str, Callable[[Chip], object]] = {
     "gpt-oss decode, one row": attention_case(1, 1, 64, 8, 64, sinking=True),
     "gpt-oss prefill, window": attention_case(2048, 3, 64, 8, 64, sinking=True, window=128),
     "float32 prefill": attention_case(2048, 3, 32, 8, 64, dtype=torch.float32),
+    "DeepSeek-V3 decode": _latent_case(64, 64, 128),
+    "DeepSeek-V3 prefill": _latent_case(2048, 3, 128),
+    "DeepSeek-V3 prefill, invariant": _latent_case(8192, 3, 128, invariant=True),
+    "DeepSeek-V2-Lite decode": _latent_case(64, 64, 16),
+    "float32 latents": _latent_case(2048, 3, 16, dtype=torch.float32),
+    "DeepSeek-V3 latents": _latent_layer_case(128),
     "8B writes": _write_case(32, 8, 128),
     "80-wide writes": _write_case(32, 32, 80),
     "8B layers": _elementwise_case(4096, 14336),
     "135M layers": _elementwise_case(576, 1536),
     "8B output, invariant": _product_case(64, 4096, 4096),
     "8B gate and up, invariant": _product_case(2048, 4096, 28672),
-    "8B output, 4 bits, decode": _quantized_case(16, 4096, 4),
-    "8B output, 8 bits, decode": _quantized_case(16, 4096, 8),
-    "8B output, 4 bits, 64 rows": _quantized_case(64, 4096, 4),
-    "8B gate and up, 4 bits": _quantized_case(2048, 28672, 4),
-    "8B gate and up, 8 bits": _quantized_case(2048, 28672, 8),
-    "8B output, 4 bits, invariant": _quantized_case(16, 4096, 4, invariant=True),
-    "float32 output, 4 bits": _quantized_case(2048, 4096, 4, dtype=torch.float32),
+    "8B output, 4 bits, decode": _quantized_case(16, 4096, Kind.INT4),
+    "8B output, 8 bits, decode": _quantized_case(16, 4096, Kind.INT8),
+    "8B output, 4 bits, 64 rows": _quantized_case(64, 4096, Kind.INT4),
+    "8B gate and up, 4 bits": _quantized_case(2048, 28672, Kind.INT4),
+    "8B gate and up, 8 bits": _quantized_case(2048, 28672, Kind.INT8),
+    "8B gate and up, e2m1": _quantized_case(2048, 28672, Kind.E2M1),
+    "8B output, 4 bits, invariant": _quantized_case(16, 4096, Kind.INT4, invariant=True),
+    "float32 output, 4 bits": _quantized_case(2048, 4096, Kind.INT4, dtype=torch.float32),
     "8B queries, keys and values, adapters": _lora_case(64, 4096, (4096, 1024, 1024)),
     "8B down, adapters": _lora_case(2048, 14336, (4096,)),
     "30B-A3B experts, decode": _expert_case(64, 128, 8, 2048, 768),
     "30B-A3B experts, prefill": _expert_case(2048, 128, 8, 2048, 768),
-    "gpt-oss experts, decode": _expert_case(64, 32, 4, 2880, 2880, clamped=True),
-    "gpt-oss experts, prefill": _expert_case(2048, 32, 4, 2880, 2880, clamped=True),
+    "30B-A3B experts, 4 bits, decode": _expert_case(64, 128, 8, 2048, 768, kind=Kind.INT4),
+    "30B-A3B experts, 4 bits, prefill": _expert_case(2048, 128, 8, 2048, 768, kind=Kind.INT4),
+    "30B-A3B experts, 8 bits, decode": _expert_case(64, 128, 8, 2048, 768, kind=Kind.INT8),
+    "30B-A3B experts, 8 bits, prefill": _expert_case(2048, 128, 8, 2048, 768, kind=Kind.INT8),
+    "gpt-oss experts, decode": _expert_case(64, *GPT_OSS, kind=Kind.E2M1, clamped=True),
+    "gpt-oss experts, prefill": _expert_case(2048, *GPT_OSS, kind=Kind.E2M1, clamped=True),
+    "gpt-oss experts, widened, decode": _expert_case(64, *GPT_OSS, clamped=True),
+    "gpt-oss experts, widened, prefill": _expert_case(2048, *GPT_OSS, clamped=True),
+    "float32 experts": _expert_case(2048, 8, 2, 4096, 14336, dtype=torch.float32),
+    "float32 experts, 4 bits": _expert_case(
+        2048, 8, 2, 4096, 14336, kind=Kind.INT4, dtype=torch.float32
+    ),
     "8x7B experts, invariant": _expert_case(1, 8, 2, 4096, 14336, invariant=True),
     "sampling": _sampling_case(128256),
 }

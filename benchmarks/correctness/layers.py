@@ -1,6 +1,7 @@
 """What lies between attentions: norms, activations, products, and what adapters add to them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,13 +12,15 @@ from pagefleet_kernels import reference
 from pagefleet_kernels.experts import Experts, Routing
 from pagefleet_kernels.layers import Activation, Layer
 from pagefleet_kernels.lora import Factors
-from pagefleet_kernels.quantized import GROUP, Matrix, Quantized
+from pagefleet_kernels.quantized import GROUP, Kind, Matrix, Quantized
 from pagefleet_kernels.triton_activation import gate_mul
-from pagefleet_kernels.triton_experts import expert_sums, route
+from pagefleet_kernels.triton_experts import PackedExperts, expert_sums
 from pagefleet_kernels.triton_lora import HeldLoras
 from pagefleet_kernels.triton_matmul import product
 from pagefleet_kernels.triton_norm import add_rms_norm, rms_norm
-from pagefleet_kernels.triton_quantized import PackedGroups, quantized_product
+from pagefleet_kernels.triton_packed import PackedMatrix
+from pagefleet_kernels.triton_quantized import quantized_product
+from pagefleet_kernels.triton_routing import route
 
 
 def quick(inputs: Inputs) -> Iterator[partial[Check]]:
@@ -28,13 +31,15 @@ def quick(inputs: Inputs) -> Iterator[partial[Check]]:
         yield partial(_activation, inputs, torch.float32, 1536, activation)
     yield partial(_product, inputs, torch.float32, 70, 100, 90)
     yield partial(_invariant_product, inputs, torch.float32, 100, 40)
-    yield partial(_quantized_product, inputs, torch.float16, 4, 3, 1056, 70)
-    yield partial(_quantized_product, inputs, torch.float32, 8, 20, 96, 90)
+    yield partial(_quantized_product, inputs, torch.float16, Kind.INT4, 3, 1056, 70)
+    yield partial(_quantized_product, inputs, torch.float32, Kind.INT8, 20, 96, 90)
     yield partial(_invariant_quantized_product, inputs, torch.float32, 160)
     yield partial(_adapters, inputs, torch.float32, 20, 70, 50)
+    few = Routing(3, renormalized=True), 9
     for clamped in (False, True):
-        shape = Routing(3, renormalized=True), 9, 70, 40
-        yield partial(_experts, inputs, torch.float32, 20, *shape, clamped=clamped)
+        yield partial(_experts, inputs, torch.float32, 20, *few, 70, 40, clamped=clamped)
+    for kind in Kind:
+        yield partial(_experts, inputs, torch.float32, 20, *few, 160, 96, kind=kind)
 
 
 def full(inputs: Inputs) -> Iterator[partial[Check]]:
@@ -48,20 +53,26 @@ def full(inputs: Inputs) -> Iterator[partial[Check]]:
         for count in (1, 64, 200):
             yield partial(_product, inputs, dtype, count, 4096, 6144)
             yield partial(_adapters, inputs, dtype, count, 4096, 3072)
-            for bits in (4, 8):
-                yield partial(_quantized_product, inputs, dtype, bits, count, 4096, 6144)
-    yield partial(_quantized_product, inputs, torch.float16, 4, 17, 14336, 4096)
-    yield partial(_quantized_product, inputs, torch.bfloat16, 4, 5, 96, 33)
+            for kind in Kind:
+                yield partial(_quantized_product, inputs, dtype, kind, count, 4096, 6144)
+    yield partial(_quantized_product, inputs, torch.float16, Kind.INT4, 17, 14336, 4096)
+    yield partial(_quantized_product, inputs, torch.bfloat16, Kind.INT4, 5, 96, 33)
     yield partial(_invariant_product, inputs, torch.bfloat16, 4096, 4096)
     yield partial(_invariant_quantized_product, inputs, torch.bfloat16, 4096)
     for count in (1, 64, 2048):
         routing = Routing(8, renormalized=True)
         yield partial(_experts, inputs, torch.bfloat16, count, routing, 128, 2048, 768)
+    for kind in Kind:
+        yield partial(_experts, inputs, torch.bfloat16, 300, routing, 32, 2048, 768, kind=kind)
+        yield partial(_widened_experts, inputs, torch.bfloat16, 2048, 768, kind)
     shared = Routing(4, renormalized=False, shared=4)
     yield partial(_experts, inputs, torch.float32, 37, shared, 60, 2048, 1408)
     four = Routing(4, renormalized=True)
-    yield partial(_experts, inputs, torch.bfloat16, 64, four, 32, 2880, 2880, clamped=True)
-    yield partial(_invariant_experts, inputs, torch.bfloat16, 2048, 768)
+    gpt_oss = four, 32, 2880, 2880
+    yield partial(_experts, inputs, torch.bfloat16, 64, *gpt_oss, clamped=True)
+    yield partial(_experts, inputs, torch.bfloat16, 64, *gpt_oss, clamped=True, kind=Kind.E2M1)
+    for each in (None, Kind.E2M1):
+        yield partial(_invariant_experts, inputs, torch.bfloat16, 2048, 768, each)
 
 
 def _norms(inputs: Inputs, dtype: torch.dtype, size: int) -> Check:
@@ -128,26 +139,36 @@ def _random_experts(
     inner: int,
     *,
     clamped: bool = False,
+    kind: Kind | None = None,
 ) -> Experts:
     """With a router that needs no matrix, as scores that are rounded choose others; if gates are
     `clamped` there are biases too.
     """
     count = choices + routing.shared
-    gate_up = inputs.normal(count * 2 * inner, size, dtype=dtype) / size**0.5
-    down = inputs.normal(count * size, inner, dtype=dtype) / inner**0.5
+
+    def matrix(outputs: int, width: int) -> Matrix:
+        if kind is None:
+            return inputs.normal(count * outputs, width, dtype=dtype).div_(width**0.5)
+        return _random_matrix(inputs, kind, count * outputs, width)
+
     router = inputs.normal(choices + (routing.shared > 0), size, dtype=dtype)
+    matrices = matrix(2 * inner, size), matrix(size, inner)
     if not clamped:
-        return Experts(router, gate_up, down, routing)
+        return Experts(router, *matrices, routing)
     biases = {
-        "gate_up_bias": inputs.normal(len(gate_up), dtype=dtype),
-        "down_bias": inputs.normal(len(down), dtype=dtype),
+        "gate_up_bias": inputs.normal(count * 2 * inner, dtype=dtype),
+        "down_bias": inputs.normal(count * size, dtype=dtype),
     }
-    return Experts(router, gate_up, down, routing, activation=Activation.CLAMPED, **biases)
+    return Experts(router, *matrices, routing, activation=Activation.CLAMPED, **biases)
 
 
-def _wide_linear(weight: Matrix, bias: Tensor | None) -> Layer:
-    assert isinstance(weight, Tensor)
-    return reference.linear(weight.double(), None if bias is None else bias.double())
+def _widened(matrix: Matrix, dtype: torch.dtype) -> Tensor:
+    return matrix.dequantized().to(dtype) if isinstance(matrix, Quantized) else matrix
+
+
+def _wide_linear(weight: Matrix, bias: Tensor | None, dtype: torch.dtype) -> Layer:
+    wide = _widened(weight, dtype).double()
+    return reference.linear(wide, None if bias is None else bias.double())
 
 
 def _experts(
@@ -158,34 +179,42 @@ def _experts(
     choices: int,
     size: int,
     inner: int,
+    kind: Kind | None = None,
     **options: bool,
 ) -> Check:
     """What rows take, by scores of float32, and a sum for each expert that one takes."""
-    experts = _random_experts(inputs, dtype, routing, choices, size, inner, **options)
+    experts = _random_experts(inputs, dtype, routing, choices, size, inner, kind=kind, **options)
     values, scores = (
         inputs.normal(rows, size, dtype=dtype),
         inputs.normal(rows, len(experts.router)),
     )
     taken, factors = route(scores, routing)
-    found = expert_sums(values, taken, factors, experts)
+    found = expert_sums(values, taken, factors, PackedExperts.of(experts))
     numbers, weights = reference.route(scores.double(), routing)
     expected = torch.zeros_like(values, dtype=torch.float64)
     gates = experts.parts(experts.gate_up, experts.gate_up_bias)
     downs = experts.parts(experts.down, experts.down_bias)
     for number, pair in enumerate(zip(gates, downs, strict=True)):
-        gate_up, down = (_wide_linear(*each) for each in pair)
+        gate_up, down = (_wide_linear(*each, dtype) for each in pair)
         own, places = (numbers == number).nonzero(as_tuple=True)
         inside = reference.gate_mul(gate_up(values[own].double()), experts.activation)
         expected[own] += weights[own, places].unsqueeze(1) * down(inside)
-    case = f"{rows} rows, {routing.taken} of {experts.count} x {size} x {inner}"
+    case = f"{rows} rows, {routing.taken} of {experts.count} x {size} x {inner}{_named(kind)}"
     return Check("experts", case, error_of(found, expected), 4 * ROUNDING[dtype])
 
 
-def _invariant_experts(inputs: Inputs, dtype: torch.dtype, size: int, inner: int) -> Check:
+def _named(kind: Kind | None) -> str:
+    return "" if kind is None else f", {kind.name.lower()}"
+
+
+def _invariant_experts(
+    inputs: Inputs, dtype: torch.dtype, size: int, inner: int, kind: Kind | None
+) -> Check:
     """Rows alone and in small batches, against all together."""
-    experts = _random_experts(inputs, dtype, Routing(2, renormalized=True), 8, size, inner)
+    routing = Routing(2, renormalized=True)
+    experts = PackedExperts.of(_random_experts(inputs, dtype, routing, 8, size, inner, kind=kind))
     values, scores = inputs.normal(300, size, dtype=dtype), inputs.normal(300, 8)
-    taken, factors = route(scores, experts.routing)
+    taken, factors = route(scores, routing)
 
     def sums(first: int, last: int) -> Tensor:
         own = slice(first, last)
@@ -194,35 +223,52 @@ def _invariant_experts(inputs: Inputs, dtype: torch.dtype, size: int, inner: int
     together, error = sums(0, 300), 0.0
     for first, last in ((0, 1), (299, 300), (60, 70), (3, 240)):
         error += error_of(sums(first, last), together[first:last])
-    return Check("experts", "a row alone or in a batch", error, 0.0)
+    return Check("experts", f"a row alone or in a batch{_named(kind)}", error, 0.0)
 
 
-def _random_matrix(inputs: Inputs, bits: int, outputs: int, width: int) -> Quantized:
+def _widened_experts(
+    inputs: Inputs, dtype: torch.dtype, size: int, inner: int, kind: Kind
+) -> Check:
+    """Against the same kernels with the matrices that these stand for."""
+    routing = Routing(2, renormalized=True)
+    experts = _random_experts(inputs, dtype, routing, 8, size, inner, kind=kind)
+    gate_up, down = (_widened(each, dtype) for each in (experts.gate_up, experts.down))
+    values, scores = inputs.normal(300, size, dtype=dtype), inputs.normal(300, 8)
+    taken, factors = route(scores, routing)
+    found, expected = (
+        expert_sums(values, taken, factors, PackedExperts.of(each))
+        for each in (experts, replace(experts, gate_up=gate_up, down=down))
+    )
+    return Check("experts", f"as widened{_named(kind)}", error_of(found, expected), 0.0)
+
+
+def _random_matrix(inputs: Inputs, kind: Kind, outputs: int, width: int) -> Quantized:
     """Of weights of about 1 / sqrt(width)."""
-    if bits == 8:
+    if kind is Kind.INT8:
         return Quantized.of(inputs.normal(outputs, width) / width**0.5)
-    numbers = inputs.normal(outputs, width).mul_(4).add_(8).clamp_(0, 15).to(torch.uint8)
     scales = inputs.normal(outputs, width // GROUP).abs_().add_(0.5) / (4 * width**0.5)
+    numbers = inputs.normal(outputs, width).mul_(4).add_(8).clamp_(0, 15).to(torch.uint8)
+    if kind is Kind.E2M1:
+        return Quantized(numbers, scales.half(), floats=True)
     return Quantized(numbers, scales.half(), (-7.3 * scales).half())
 
 
 def _quantized_product(
-    inputs: Inputs, dtype: torch.dtype, bits: int, rows: int, width: int, outputs: int
+    inputs: Inputs, dtype: torch.dtype, kind: Kind, rows: int, width: int, outputs: int
 ) -> Check:
     """With the weights as they are widened to the type of the inputs."""
-    matrix = _random_matrix(inputs, bits, outputs, width)
+    matrix = _random_matrix(inputs, kind, outputs, width)
     values, bias = inputs.normal(rows, width, dtype=dtype), inputs.normal(outputs, dtype=dtype)
-    weight = matrix.dequantized().to(dtype).double()
-    expected = values.double() @ weight.T + bias.double()
-    error = error_of(quantized_product(values, PackedGroups.of(matrix), bias), expected)
-    case = f"{rows} x {width} x {outputs}, {bits} bits"
+    expected = values.double() @ _widened(matrix, dtype).double().T + bias.double()
+    error = error_of(quantized_product(values, PackedMatrix.of(matrix), bias), expected)
+    case = f"{rows} x {width} x {outputs}{_named(kind)}"
     return Check("quantized_product", case, error, ROUNDING[dtype])
 
 
 def _invariant_quantized_product(inputs: Inputs, dtype: torch.dtype, width: int) -> Check:
     """Rows alone and in small batches, against all together."""
     values = inputs.normal(90, width, dtype=dtype)
-    matrix = PackedGroups.of(_random_matrix(inputs, 4, 96, width))
+    matrix = PackedMatrix.of(_random_matrix(inputs, Kind.INT4, 96, width))
     together = quantized_product(values, matrix, invariant=True)
     error = 0.0
     for first, last in ((0, 1), (89, 90), (60, 70), (3, 80)):

@@ -18,6 +18,7 @@ widens the weights instead as it reads them (`triton_quantized`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Self, TypeAlias
 
 import torch
@@ -30,6 +31,14 @@ E2M1_HALVES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the numbers of e2m1, by their bits."""
 
 _LARGEST = 127
+
+
+class Kind(Enum):
+    """What numbers stand for."""
+
+    INT4 = 0
+    INT8 = 1
+    E2M1 = 2
 
 
 @dataclass(frozen=True)
@@ -52,9 +61,16 @@ class Quantized:
         return self.numbers.shape
 
     @property
+    def kind(self) -> Kind:
+        """Of the numbers."""
+        if self.floats:
+            return Kind.E2M1
+        return Kind.INT8 if self.minimums is None else Kind.INT4
+
+    @property
     def bits(self) -> int:
         """Of a number."""
-        return 8 if self.minimums is None and not self.floats else 4
+        return 8 if self.kind is Kind.INT8 else 4
 
     @classmethod
     def of(cls, weight: Tensor) -> Self:

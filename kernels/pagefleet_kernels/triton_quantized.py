@@ -1,13 +1,6 @@
 """Matrix products with quantized weights on GPUs, in Triton (see `quantized`).
 
-The inputs stay as they are. A tile of weights is read in its few bits and widened in registers:
-scale * number + minimum in float32, which is exact but for the sum, then rounded to the type of the
-inputs. So a product is the one with `Quantized.dequantized` in that type, as if the matrix had been
-widened, of which a quarter or a half is read.
-
-Matrices are packed once, in blocks of BLOCK inputs, so that a tile lies in one piece. What belongs
-to an input of a block's first half shares a byte, or a word, with what belongs to one of its second
-half: numbers of four bits, and the scales of groups.
+The inputs stay as they are; weights are widened as they are read (`triton_packed`).
 
 Every element is a sum over the inputs, in order, as in `triton_matmul`; with `invariant` tiles of
 one size a row's bits depend on nothing but the row. Without that, few rows have smaller tiles, and
@@ -18,22 +11,16 @@ The weights are the left operand of the matrix units, which may come from regist
 have fewer than 64 lines on some chips.
 """
 
-from dataclasses import dataclass
-from typing import Self
-
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagefleet_kernels.quantized import GROUP, Quantized
-from pagefleet_kernels.triton_jit import jit, jit_once_for
+from pagefleet_kernels.quantized import Quantized
+from pagefleet_kernels.triton_jit import jit_once_for
 from pagefleet_kernels.triton_matmul import dot_type
+from pagefleet_kernels.triton_packed import BLOCK, PackedMatrix, load_block, widened
 from pagefleet_kernels.triton_tiling import Chip, chip_of
-
-BLOCK = 128
-"""Inputs whose numbers lie together."""
 
 _FEW_ROWS, _ROWS = 16, 64
 """Of a tile."""
@@ -44,62 +31,6 @@ _SUMMED = 1024
 _MOST_PARTS = 8
 _LEAST_BLOCKS = 4
 """Of a part."""
-
-
-@dataclass(frozen=True)
-class PackedGroups:
-    """A quantized matrix as the kernel reads it; what blocks have too much is zeros.
-
-    numbers: uint8 [blocks, outputs, BLOCK * bits / 8].
-    scales, minimums: pairs of float16 as int32 [blocks, outputs, BLOCK / GROUP / 2].
-    """
-
-    numbers: Tensor
-    scales: Tensor
-    minimums: Tensor | None
-    inputs: int
-
-    @classmethod
-    def of(cls, matrix: Quantized) -> Self:
-        """Pack a matrix, where it is; floats are not multiplied here."""
-        assert not matrix.floats
-        numbers = _blocks(matrix.numbers, BLOCK)
-        if matrix.minimums is not None:
-            first, second = numbers.chunk(2, dim=-1)
-            numbers = first | second << 4
-        minimums = None if matrix.minimums is None else _pairs(matrix.minimums)
-        return cls(numbers, _pairs(matrix.scales), minimums, matrix.shape[1])
-
-    @property
-    def bits(self) -> int:
-        """Of a number."""
-        return 8 if self.minimums is None else 4
-
-    @property
-    def nbytes(self) -> int:
-        """What a product reads of it."""
-        minimums = 0 if self.minimums is None else self.minimums.nbytes
-        return self.numbers.nbytes + self.scales.nbytes + minimums
-
-
-def _blocks(values: Tensor, width: int) -> Tensor:
-    """[outputs, n] -> [n / width, outputs, width]"""
-    padded = F.pad(values, (0, -values.shape[1] % width))
-    return padded.view(len(values), -1, width).transpose(0, 1).contiguous()
-
-
-def _pairs(factors: Tensor) -> Tensor:
-    """Those of a block's halves beside each other."""
-    blocks = _blocks(factors, BLOCK // GROUP)
-    return torch.stack(blocks.chunk(2, dim=-1), dim=-1).view(torch.int32).squeeze(-1)
-
-
-@jit
-def _of_half(pairs: tl.tensor, HALF: tl.constexpr) -> tl.tensor:
-    """float16 in int32 -> float32"""
-    return (
-        ((pairs >> (16 * HALF)) & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-    )
 
 
 @jit_once_for("rows", "parts")
@@ -118,51 +49,36 @@ def _quantized_product_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    BITS: tl.constexpr,
+    KIND: tl.constexpr,
     BIASED: tl.constexpr,
     DOT_TYPE: tl.constexpr,
 ) -> None:
     """A program takes every so-manieth tile of `output` [parts, rows, outputs]."""
+    TYPE: tl.constexpr = values.dtype.element_ty
     HALF: tl.constexpr = BLOCK // 2
-    GROUPS: tl.constexpr = HALF // GROUP
     row_tiles, column_tiles = tl.cdiv(rows, ROWS), tl.cdiv(outputs, COLUMNS)
     blocks = tl.cdiv(inputs, BLOCK)
     for tile in range(tl.program_id(0), row_tiles * column_tiles * parts, tl.num_programs(0)):
         part = tile // row_tiles // column_tiles
         lines = tile % row_tiles * ROWS + tl.arange(0, ROWS)
         columns = tile // row_tiles % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
-        places, groups = tl.arange(0, HALF), tl.arange(0, GROUPS)
+        places = tl.arange(0, HALF)
         lefts = values + lines.to(tl.int64)[None, :] * value_stride
-        known = (columns < outputs)[:, None]
+        known = columns < outputs
         sums = tl.zeros([COLUMNS, ROWS], tl.float32)
         for block in range(blocks * part // parts, blocks * (part + 1) // parts):
-            packed = (block * outputs + columns).to(tl.int64)[:, None]
-            factors = packed * GROUPS + groups[None, :]
-            scale_pairs = tl.load(scales + factors, mask=known, other=0)
-            if BITS == 4:
-                minimum_pairs = tl.load(minimums + factors, mask=known, other=0)
-                pairs = tl.load(numbers + packed * HALF + places[None, :], mask=known, other=0)
+            packed = (block * outputs + columns).to(tl.int64)
+            pairs, scale, minimum = load_block(numbers, scales, minimums, packed, known, KIND)
             for half in tl.static_range(2):
-                if BITS == 4:
-                    wide = ((pairs >> (4 * half)) & 15).to(tl.float32)
-                else:
-                    begin = packed * BLOCK + half * HALF
-                    codes = tl.load(numbers + begin + places[None, :], mask=known, other=0)
-                    wide = codes.to(tl.float32) - 128.0
-                wide = tl.reshape(wide, [COLUMNS, GROUPS, GROUP])
-                wide *= _of_half(scale_pairs, half)[:, :, None]
-                if BITS == 4:
-                    wide += _of_half(minimum_pairs, half)[:, :, None]
-                weights = tl.reshape(wide, [COLUMNS, HALF]).to(values.dtype.element_ty)
+                weights = widened(pairs, scale, minimum, half, KIND, TYPE)
                 depths = block * BLOCK + half * HALF + places[:, None]
                 inside = (depths < inputs) & (lines < rows)[None, :]
                 right = tl.load(lefts + depths, mask=inside, other=0.0).to(DOT_TYPE)
                 sums = tl.dot(weights.to(DOT_TYPE), right, sums, input_precision="ieee")
         if BIASED:
-            sums += tl.load(bias + columns, mask=columns < outputs, other=0.0)[:, None]
+            sums += tl.load(bias + columns, mask=known, other=0.0)[:, None]
         targets = (part * rows + lines).to(tl.int64)[None, :] * outputs + columns[:, None]
-        mask = known & (lines < rows)[None, :]
+        mask = known[:, None] & (lines < rows)[None, :]
         tl.store(output + targets, sums.to(output.dtype.element_ty), mask=mask)
 
 
@@ -190,7 +106,7 @@ def _sum_kernel(
 
 def quantized_product(
     values: Tensor,
-    matrix: PackedGroups,
+    matrix: PackedMatrix,
     bias: Tensor | None = None,
     *,
     invariant: bool = False,
@@ -236,8 +152,7 @@ def quantized_product(
         ROWS=height,
         COLUMNS=columns,
         BLOCK=BLOCK,
-        GROUP=GROUP,
-        BITS=matrix.bits,
+        KIND=matrix.kind.value,
         BIASED=bias is not None and not split,
         DOT_TYPE=dot_type(values.dtype),
         num_warps=4,
@@ -261,7 +176,7 @@ class QuantizedLinear:
     """y = x W^T + b over a matrix that is packed once."""
 
     def __init__(self, matrix: Quantized, bias: Tensor | None, *, invariant: bool) -> None:
-        self.matrix, self._bias, self._invariant = PackedGroups.of(matrix), bias, invariant
+        self.matrix, self._bias, self._invariant = PackedMatrix.of(matrix), bias, invariant
         self._ready = False
 
     def __call__(self, values: Tensor, adapters: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from benchmarks import gpu_rates, gpu_step
 from benchmarks.gpu_check import RATES, SLOW, measure
+from pagefleet_kernels.quantized import Kind
 from tests.gpu.engines import require_gpu_or_interpreter
 
 require_gpu_or_interpreter()
@@ -18,6 +19,8 @@ SMALL = {
     "PREFILLS": ((2, 0, 16), (1, 16, 16)),
     "MATRICES": ((64, 128),),
     "PRODUCT_ROWS": (1, 17),
+    "EXPERTS": ((None, 3, 1, 64, 32), (Kind.E2M1, 3, 1, 64, 32)),
+    "EXPERT_ROWS": (1, 17),
     "SAMPLED_ROWS": 2,
     "VOCABULARY": 40,
     "COLD_BYTES": 1 << 14,
@@ -27,7 +30,7 @@ SMALL = {
     "HEAD_SIZE": 32,
     "TOKEN_NUMBERS": 128,
 }
-LINES = {"decode": 5, "decode, fp8": 4, "prefill": 3, "products": 4, "sample": 4}
+LINES = {"decode": 5, "decode, fp8": 4, "prefill": 3, "products": 4, "experts": 4, "sample": 4}
 QUICK = ("products", "step, graphs on")
 
 

@@ -7,6 +7,7 @@ import torch
 
 from pagefleet_kernels.experts import Experts, Routing
 from pagefleet_kernels.layers import Activation
+from pagefleet_kernels.quantized import Quantized
 from tests.unit.kernels.quantized_case import random_matrix
 
 _PLAIN = [
@@ -55,3 +56,13 @@ def double(experts: Experts) -> Experts:
     values = {field.name: getattr(experts, field.name) for field in fields(experts)}
     wide = {name: v.double() for name, v in values.items() if isinstance(v, torch.Tensor)}
     return replace(experts, **wide)
+
+
+def widened(experts: Experts) -> Experts:
+    """The same with plain matrices, of the router's type."""
+    plain = {
+        name: matrix.dequantized().to(experts.router.dtype)
+        for name, matrix in vars(experts).items()
+        if isinstance(matrix, Quantized)
+    }
+    return replace(experts, **plain)

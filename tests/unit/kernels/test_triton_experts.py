@@ -11,9 +11,18 @@ import torch
 
 from pagefleet_kernels import reference
 from pagefleet_kernels.experts import Routing
-from pagefleet_kernels.triton_experts import TritonExperts, route, sort_tiles
-from tests.unit.kernels.expert_case import ROUTINGS, biased, double, random_experts
+from pagefleet_kernels.triton_experts import TritonExperts
+from pagefleet_kernels.triton_routing import route, sort_tiles
+from tests.unit.kernels.expert_case import (
+    ALL_ROUTINGS,
+    ROUTINGS,
+    biased,
+    double,
+    random_experts,
+    widened,
+)
 from tests.unit.kernels.paged_case import fresh_seed
+from tests.unit.kernels.quantized_case import FLOATS
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 2**-4}
 
@@ -23,14 +32,15 @@ def seed() -> None:
     torch.manual_seed(fresh_seed())
 
 
-@ROUTINGS
+@ALL_ROUTINGS
 def test_rows_take_what_they_take_in_the_reference(choices, routing):
-    scores = torch.randn(40, choices + (routing.shared > 0))
+    scores = torch.randn(40, choices + routing.other_scores)
     scores[3, 1] = scores[3, 2]
     scores[4] = 0
-    taken, factors = route(scores, routing)
+    correction = torch.randn(choices) if routing.sigmoid else None
+    taken, factors = route(scores, routing, correction)
     order = taken.argsort(dim=1)
-    numbers, weights = reference.route(scores, routing)
+    numbers, weights = reference.route(scores, routing, correction)
     assert torch.equal(taken.gather(1, order).long(), numbers)
     torch.testing.assert_close(factors.gather(1, order), weights)
 
@@ -63,20 +73,28 @@ def test_every_entry_is_in_a_tile_of_its_expert(experts):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "invariant"),
-    [(torch.float32, True), (torch.float16, False), (torch.bfloat16, False)],
+    ("dtype", "invariant", "bits"),
+    [
+        (torch.float32, True, 0),
+        (torch.float16, False, 0),
+        (torch.bfloat16, False, 0),
+        (torch.float32, False, 4),
+        (torch.bfloat16, True, FLOATS),
+    ],
     ids=str,
 )
 @ROUTINGS
-def test_outputs_are_those_of_float64(choices, routing, invariant, dtype):
-    experts = random_experts(choices, routing, 72, 40, dtype)
+def test_outputs_are_those_of_float64(choices, routing, dtype, invariant, bits):
+    """With matrices as they are widened to the type of the inputs."""
+    size, inner = (96, 32) if bits else (72, 40)
+    experts = random_experts(choices, routing, size, inner, dtype, bits)
     if not invariant or routing.shared:
         experts = biased(experts)
     router = reference.linear(experts.router, experts.router_bias)
     layer = TritonExperts(experts, router, invariant=invariant)
-    exact, error = reference.experts(double(experts)), TOLERANCE[dtype]
+    exact, error = reference.experts(double(widened(experts))), TOLERANCE[dtype]
     for count in (0, 1, 20):
-        values = torch.randn(count, 72).to(dtype)
+        values = torch.randn(count, size).to(dtype)
         expected = exact(values.double())
         scores = reference.linear(double(experts).router, double(experts).router_bias)(
             values.double()
@@ -91,8 +109,24 @@ def test_outputs_are_those_of_float64(choices, routing, invariant, dtype):
         torch.testing.assert_close(found[clear], expected[clear], atol=error * largest, rtol=error)
 
 
-def test_a_row_has_the_same_bits_in_every_batch():
-    experts = random_experts(6, Routing(2, renormalized=True), 64, 32, torch.float32)
+@pytest.mark.parametrize("invariant", [True, False])
+@pytest.mark.parametrize("bits", [4, 8, FLOATS])
+def test_few_bits_give_the_bits_of_the_matrices_that_they_stand_for(bits, invariant):
+    """In the 16 bits of which the same number is multiplied at once."""
+    experts = random_experts(5, Routing(2, renormalized=True), 160, 96, torch.float16, bits)
+    experts, router = biased(experts), reference.linear(experts.router)
+    layers = [
+        TritonExperts(each, router, invariant=invariant) for each in (experts, widened(experts))
+    ]
+    for count in (1, 40):
+        values = torch.randn(count, 160).half()
+        found, expected = (layer(values) for layer in layers)
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("bits", [0, 4])
+def test_a_row_has_the_same_bits_in_every_batch(bits):
+    experts = random_experts(6, Routing(2, renormalized=True), 64, 32, torch.float32, bits)
     router = experts.router.double().T
     layer = TritonExperts(
         experts, lambda values, adapters=None: (values.double() @ router).float(), invariant=True
