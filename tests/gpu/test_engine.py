@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from pagefleet.params import SamplingParams
 from pagefleet.settings import WorkerSettings
@@ -18,6 +19,7 @@ from tests.gpu.engines import (
     require_gpu_or_interpreter,
     triton_engine,
 )
+from tests.ties import ExpertMargins
 
 require_gpu_or_interpreter()
 
@@ -61,12 +63,23 @@ def values(stream: Stream) -> list[float]:
     ],
 )
 def test_streams_are_those_of_a_cpu(
-    name: str, prepared_model: Any, device: torch.device, generator: random.Random
+    name: str,
+    small_model: Any,
+    prepared_model: Any,
+    device: torch.device,
+    generator: random.Random,
 ) -> None:
     folder = prepared_model(name)
-    prompts = random_prompts(generator, 2, 24)
-    params = [random_params(generator) for _ in prompts]
-    on_cpu = Driver(load_engine(folder, CPU, lambda: None)).run(prompts, params)
+    oracle = AutoModelForCausalLM.from_pretrained(small_model(name), dtype=torch.float32)
+    of_cpu, clear = load_engine(folder, CPU, lambda: None), False
+    while not clear:
+        prompts = random_prompts(generator, 2, 24)
+        params = [random_params(generator) for _ in prompts]
+        on_cpu = Driver(of_cpu).run(prompts, params)
+        with torch.inference_mode(), ExpertMargins() as experts:
+            for stream in on_cpu:
+                oracle(torch.tensor([stream.prompt + stream.output]))
+        clear = experts.clear
     engine = triton_engine(folder, device, sizes=(1, 2))
     on_gpu = Driver(engine, chunk=20, lookahead=True).run(prompts, params)
     for found, expected in zip(on_gpu, on_cpu, strict=True):

@@ -28,6 +28,7 @@ from pagefleet_worker.step.engine import TorchEngine
 from tests.cell import Cell
 from tests.driver import Driver
 from tests.models import ADAPTED, VOCAB_SIZE
+from tests.ties import ExpertMargins
 
 SETTINGS = WorkerSettings(device="cpu", num_blocks=200, max_num_seqs=32, dtype="float32")
 TOKENS = 8
@@ -76,15 +77,18 @@ def random_tokens(generator: random.Random, longest: int) -> list[int]:
 
 @torch.inference_mode()
 def generated(oracle: torch.nn.Module, prompt: list[int]) -> list[int]:
-    """Greedy tokens, up to where the best two are too close to tell."""
-    answer = oracle.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=TOKENS,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
+    """Greedy tokens, up to where the best two are too close to tell; none where experts are."""
+    with ExpertMargins() as experts:
+        answer = oracle.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+    if not experts.clear:
+        return []
     best = torch.cat(answer.scores).topk(2).values
     clear = (best[:, 0] - best[:, 1] > 1e-4).long().cumprod(0).sum()
     return answer.sequences[0, len(prompt) :][:clear].tolist()
