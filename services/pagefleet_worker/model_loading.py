@@ -98,11 +98,6 @@ def _load_decoder(
     config = config.within(means.positions)
     own = ranks.share.of(config)
     dtype = choose_dtype(settings.dtype, config, device)
-    if config.latent is not None and device.type == "cuda":
-        raise ModelError(
-            f"The latents of a {manifest.architecture} model have no kernels for GPUs yet: serve "
-            "it with --device cpu."
-        )
     unable = None
     if device.type == "cpu" and dtype is torch.float16:
         unable = "a CPU with --dtype float16"

@@ -18,7 +18,7 @@ from pagefleet_worker.prepare import prepare
 from tests.driver import Driver, Stream
 from tests.gpu.engines import no_waiting, require_gpu_or_interpreter
 from tests.lora import with_adapters
-from tests.models import make_model
+from tests.models import ADAPTED, LATENTS, MIXTURES, make_model
 
 require_gpu_or_interpreter()
 
@@ -105,9 +105,12 @@ def values(stream: Stream) -> list[float]:
     return [value for each in packed for value in unpack_floats(each)]
 
 
+@pytest.mark.parametrize("name", ["mistral", pytest.param("deepseek-v3", marks=pytest.mark.slow)])
 def test_no_step_waits_and_streams_are_those_of_a_cpu(
-    folder: Path, device: torch.device, generator: random.Random
+    name: str, folder: Path, prepared_model: Any, device: torch.device, generator: random.Random
 ) -> None:
+    if name in LATENTS:
+        folder = prepared_model(name)
     engine, seed = load_engine(folder, GPU, lambda: None), generator.random()
     with no_waiting():
         found = streams_of(engine, random.Random(seed))
@@ -122,7 +125,10 @@ def test_no_step_waits_and_streams_are_those_of_a_cpu(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["fp8", "invariant", "eager", "bfloat16", "adapters", "gpt2", "mixtral", "gpt-oss"],
+    [
+        *("fp8", "invariant", "eager", "bfloat16", "adapters", "gpt2", "mixtral", "gpt-oss"),
+        *("deepseek-v2-lite", "deepseek-v3 invariant"),
+    ],
 )
 def test_no_step_of_any_engine_waits(
     name: str,
@@ -135,9 +141,10 @@ def test_no_step_of_any_engine_waits(
 ) -> None:
     if name == "adapters":
         folder, _ = with_adapters(small_model("llama"), tmp_path)
-    elif name in ("gpt2", "mixtral", "gpt-oss"):
-        folder = prepared_model(name)
-    engine = load_engine(folder, replace(GPU, **CHANGES.get(name, {})), lambda: None)
+    elif name.split()[0] in (*ADAPTED, *MIXTURES, *LATENTS):
+        folder = prepared_model(name.split()[0])
+    changes = CHANGES.get(name.split()[-1], {})
+    engine = load_engine(folder, replace(GPU, **changes), lambda: None)
     with no_waiting():
         found = streams_of(engine, generator, adapters=engine.decoder.adapters)
     assert not any(stream.errors for stream in found)

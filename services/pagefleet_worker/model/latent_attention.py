@@ -25,7 +25,7 @@ def prepare_latents(
     key_up, value_up = torch.split(ups, [shape.still, shape.value], 1)
     absorb = ups.new_zeros(config.heads, shape.entry, shape.query)
     absorb[:, : shape.rank, : shape.still] = key_up.mT
-    absorb[:, shape.rank :, shape.still :] = torch.eye(shape.turned)
+    absorb[:, shape.rank :, shape.still :].diagonal(dim1=1, dim2=2).fill_(1)
     query_up = None
     if weights.query_up is not None:
         query_up = kernels.linear(weights.query_up, None, loras["query_up"])

@@ -19,6 +19,7 @@ MULTIPLYING = (
     "shrink_kernel",
     "expand_kernel",
     "expert_kernel",
+    "heads_kernel",
 )
 
 
@@ -49,6 +50,11 @@ def check_report(target: str, case: str) -> None:
 
 def test_decode_fits_a_hopper_chip():
     check_report("cuda:90", "135M decode")
+
+
+def test_latents_fit_it():
+    check_report("cuda:90", "DeepSeek-V2-Lite decode")
+    check_report("cuda:90", "DeepSeek-V3 latents")
 
 
 def test_few_bits_fit_it():
