@@ -20,6 +20,7 @@ from pagefleet_worker.paging.kv_scales import find_kv_scales
 from pagefleet_worker.paging.pools import make_pool
 from pagefleet_worker.paging.slots import Row, Slot
 from pagefleet_worker.prepare import prepare
+from tests.checkpoints import CHECKPOINTS, write_checkpoint
 from tests.models import COUSINS, LATENTS, MIXTURES, VARIANTS, VOCAB_SIZE, make_model
 from tests.ties import ExpertMargins
 
@@ -175,6 +176,22 @@ def test_longrope_is_transformers(within: bool, tmp_path: Path, generator: rando
         with torch.inference_mode():
             expected = oracle(torch.tensor([prompt])).logits[0]
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_latents_of_a_checkpoint_in_blocks_of_8_bits(
+    tmp_path: Path, generator: random.Random
+) -> None:
+    """As DeepSeek-V3 is published: what makes keys and values of latents, too."""
+    sizes = {"kv_lora_rank": 176, "q_lora_rank": 192}
+    source = make_model("deepseek-v3", tmp_path / "source", **sizes)
+    twin = write_checkpoint(source, tmp_path / "model", CHECKPOINTS["fp8"])
+    prompts = random_prompts(generator, 3)
+    found, expected = (
+        Model(prepare(str(folder), tmp_path)).logits(prompts, lambda: 30, generator)
+        for folder in (tmp_path / "model", twin)
+    )
+    for logits, same in zip(found, expected, strict=True):
+        assert torch.equal(logits, same)
 
 
 @QUANTIZATIONS
