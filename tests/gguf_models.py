@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 _ARCHITECTURES = {
     "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
     "mixtral": "llama",
     "olmo3": "olmo2",
     "qwen2_moe": "qwen2moe",
@@ -26,10 +27,12 @@ _INTERLEAVED = ("llama", "smollm3", "granite")
 _SLIDING = "sliding_attention"
 
 
-def write_gguf(path: Path, folder: Path, kinds: list[str], split: int = 0) -> Path:
-    """The model in `folder`, its matrices in turn as one of `kinds`. The K kinds, which `gguf`
-    cannot quantize to, get random blocks. With `split` the file is several, of so many tensors
-    each, of which the first is returned.
+def write_gguf(
+    path: Path, folder: Path, kinds: list[str], *, experts: str | None = None, split: int = 0
+) -> Path:
+    """The model in `folder`, its matrices in turn as one of `kinds`, those of experts as `experts`.
+    The K kinds, which `gguf` cannot quantize to, get random blocks. With `split` the file is
+    several, of so many tensors each, of which the first is returned.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config = model.config
@@ -48,11 +51,15 @@ def write_gguf(path: Path, folder: Path, kinds: list[str], split: int = 0) -> Pa
         if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
         values = values.squeeze()
-        stored_as = kinds[index % len(kinds)] if values.ndim > 1 else "F32"
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         assert stored is not None
+        stored_as = kinds[index % len(kinds)]
+        if values.ndim == 3 and experts is not None:
+            stored_as = experts
+        elif values.ndim < 2 or stored.endswith(".bias"):
+            stored_as = "F32"
         number = gguf.GGMLQuantizationType[stored_as]
         writer.add_tensor(stored, _quantized(values, stored_as, random), raw_dtype=number)
     writer.write_header_to_file()
@@ -102,7 +109,8 @@ def _add_metadata(writer: gguf.GGUFWriter, config: PretrainedConfig, kind: str) 
     if experts := getattr(config, "num_local_experts", 0) or getattr(config, "num_experts", 0):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if inner := getattr(config, "moe_intermediate_size", None):
+    inner = config.intermediate_size if kind == "gpt-oss" else None
+    if inner := getattr(config, "moe_intermediate_size", inner):
         writer.add_expert_feed_forward_length(inner)
     if shared := getattr(config, "shared_expert_intermediate_size", None):
         writer.add_expert_shared_feed_forward_length(shared)
@@ -111,13 +119,22 @@ def _add_metadata(writer: gguf.GGUFWriter, config: PretrainedConfig, kind: str) 
 def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """With gates and values of experts apart, as GGUF has them, by names of weights."""
     tensors = {}
+    interleaved = any(name.endswith("self_attn.sinks") for name in state)  # gpt-oss
     for name, tensor in state.items():
-        if name.endswith("experts.gate_up_proj"):
-            gates, values = tensor.chunk(2, dim=1)
-            tensors[name.replace("gate_up", "gate") + ".weight"] = gates
-            tensors[name.replace("gate_up", "up") + ".weight"] = values
+        module, _, kind = name.partition("_proj")
+        if name.endswith("sinks"):
+            tensors[f"{name}.weight"] = tensor
+        elif ".experts." not in name or kind.startswith("."):
+            tensors[name] = tensor
         else:
-            tensors[name + ".weight" * name.endswith("experts.down_proj")] = tensor
+            own = tensor.mT if interleaved and not kind else tensor
+            kind = f"_proj.{kind.removeprefix('_') or 'weight'}"
+            if module.endswith("gate_up"):
+                halves = (own[:, ::2], own[:, 1::2]) if interleaved else own.chunk(2, dim=1)
+                for half, part in zip(("gate", "up"), halves, strict=True):
+                    tensors[module.removesuffix("gate_up") + half + kind] = part.contiguous()
+            else:
+                tensors[module + kind] = own.contiguous()
     return tensors
 
 

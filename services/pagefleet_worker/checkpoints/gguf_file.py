@@ -66,8 +66,8 @@ class GgufTensor:
     data: NDArray[Any]
 
     def part(self, number: int) -> "GgufTensor | None":
-        """One of the matrices that a tensor of three dimensions holds, if it has so many."""
-        if len(self.shape) != 3 or number >= self.shape[0]:
+        """One of the matrices, or vectors, that a tensor holds, if it has so many."""
+        if len(self.shape) < 2 or number >= self.shape[0]:
             return None
         return GgufTensor(self.kind, self.shape[1:], self.data[number])
 

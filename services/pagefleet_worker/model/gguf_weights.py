@@ -22,6 +22,7 @@ from torch import Tensor
 from pagefleet_kernels.quantized import Quantized
 from pagefleet_worker.checkpoints.gguf_file import GgufTensor, read_gguf_parts
 from pagefleet_worker.checkpoints.k_quants import K_QUANTS, quantized_q4_k
+from pagefleet_worker.checkpoints.stored_matrix import Micro
 from pagefleet_worker.model.config import DecoderConfig
 from pagefleet_worker.model.shares import Cut, put_part
 from pagefleet_worker.model_files import ModelError
@@ -32,7 +33,7 @@ _GROUPED = ("Q8_0", "Q4_0", "Q4_1")
 _RARE = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS")
 """Kinds that the `gguf` package dequantizes, more slowly than the others are here."""
 
-_READABLE = ("F32", "F16", "BF16", *_GROUPED, *K_QUANTS, *_RARE)
+_READABLE = ("F32", "F16", "BF16", *_GROUPED, "MXFP4", *K_QUANTS, *_RARE)
 
 _ARCHITECTURES = {name: architecture for architecture, name in MODEL_ARCH_NAMES.items()}
 
@@ -78,6 +79,8 @@ class GgufSource:
             matrix = quantized_q4_k(torch.from_numpy(tensor.data.copy()))
         elif tensor.kind.name in _GROUPED:
             matrix = _matrix(tensor.data, tensor.kind.name)
+        elif tensor.kind.name == "MXFP4" and (held := _micro(tensor.data).quantized()):
+            matrix = held
         else:
             return None
         order = self._order(name, shape[0])
@@ -87,7 +90,7 @@ class GgufSource:
         expert = _EXPERT.search(name)
         whole = name if expert is None else _EXPERT.sub(".experts.", name)
         stored = self._names.get_name(whole, try_suffixes=(".weight", ".bias"))
-        tensor = self._tensors.get(stored)
+        tensor = self._tensors.get(stored) or self._tensors.get(f"{stored}.weight")
         if tensor is not None and expert is not None:
             tensor = tensor.part(int(expert[1]))
         if tensor is None:
@@ -131,10 +134,21 @@ def _matrix(stored: NDArray[np.uint8], kind: str) -> Quantized:
     return Quantized(numbers.flatten(1), scales[..., 0], minimums)
 
 
+def _micro(stored: NDArray[np.uint8]) -> Micro:
+    """Rows of blocks (`block_mxfp4`): an exponent, and two numbers a byte, which are half a group
+    apart.
+    """
+    blocks = torch.from_numpy(stored.reshape(len(stored), -1, 17).copy())
+    numbers = torch.cat((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), dim=-1)
+    return Micro(numbers.flatten(1), blocks[..., 0])
+
+
 def _dequantize(stored: NDArray[Any], kind: GGMLQuantizationType) -> Tensor:
     """Stored rows as they are used: float32, or the file's own float type."""
     if kind.name in _GROUPED:
         return _matrix(stored, kind.name).dequantized()
+    if kind.name == "MXFP4":
+        return _micro(stored).dequantized()
     if kind.name in _RARE:
         return torch.from_numpy(dequantize(stored, kind))
     rows = torch.from_numpy(stored.copy())

@@ -27,6 +27,7 @@ _MODEL_TYPES = {
     "granite": "granite",
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
+    "gpt-oss": "gpt_oss",
 }
 """What Hugging Face calls an architecture. A llama with experts is a Mixtral, and an olmo2 with
 windows is an OLMo 3.
@@ -228,7 +229,10 @@ def _metadata_rope_scaling(architecture: str, metadata: dict[str, Any]) -> dict[
             "with a factor, are supported."
         )
     fields = _SCALINGS[kind]
-    return {"rope_type": kind, **{fields[key]: v for key, v in said.items() if key in fields}}
+    scaling = {fields[key]: v for key, v in said.items() if key in fields}
+    if architecture == "gpt-oss":  # as it was trained, and no key says
+        scaling["truncate"] = False
+    return {"rope_type": kind, **scaling}
 
 
 def _llama3_rope_scaling(factors: Any, config: dict[str, Any]) -> dict[str, Any]:

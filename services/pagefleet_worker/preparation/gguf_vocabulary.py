@@ -16,6 +16,9 @@ _PREFIX = "tokenizer.ggml."
 _ENDS_OF_TURNS = ("<|im_end|>", "<|end|>", "<end_of_turn>", "<|eot_id|>", "<|eom_id|>")
 """Tokens that end a turn, by what they are: many files name none (llama.cpp knows them so too)."""
 
+_HARMONY = ("<|return|>", "<|call|>")
+"""Those of gpt-oss, whose turns have several messages: `<|end|>` ends one."""
+
 
 class TokenType(IntEnum):
     """`tokenizer.ggml.token_type` (the GGUF specification, after SentencePiece's types)."""
@@ -63,7 +66,8 @@ class GgufVocabulary(msgspec.Struct, frozen=True, rename=lambda name: _PREFIX + 
         """The ids of the tokens that end a turn of a chat, named or known."""
         named = [self.roles[role] for role in ("eot", "eom") if role in self.roles]
         numbers = self.numbers
-        known = [numbers[token] for token in _ENDS_OF_TURNS if token in numbers]
+        ends = _HARMONY if numbers.keys() >= set(_HARMONY) else _ENDS_OF_TURNS
+        known = [numbers[token] for token in ends if token in numbers]
         return tuple(dict.fromkeys([*named, *known]))
 
     @property

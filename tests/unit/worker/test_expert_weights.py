@@ -82,7 +82,7 @@ def test_files_with_one_tensor_for_all_experts(
             assert torch.equal(tensor, getattr(same, field))
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "qwen3-moe"])
+@pytest.mark.parametrize("name", MIXTURES)
 @pytest.mark.parametrize("kinds", [["F32"], ["Q8_0"], ["Q4_0"]], ids=str)
 def test_gguf(name: str, kinds: list[str], tmp_path: Path) -> None:
     dense = {"mlp_only_layers": []} if name == "qwen3-moe" else {}

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def split(folder: Path, at: Path, tensors: int = 12) -> list[Path]:
     """The same in parts of so many tensors."""
     at.mkdir()
-    return list(gguf_parts(write_gguf(at / "model.gguf", folder, ["F32"], tensors)))
+    return list(gguf_parts(write_gguf(at / "model.gguf", folder, ["F32"], split=tensors)))
 
 
 def test_parts_are_one_model(folder: Path, tmp_path: Path) -> None:

@@ -97,3 +97,13 @@ def test_a_turn_ends_though_no_key_names_its_end(kind):
     assert tokenizer_of(values).get_added_tokens_decoder()[260].special
     del metadata["tokenizer.ggml.eot_token_id"]
     assert gguf_vocabulary(metadata).ends_of_turns == (260,)
+
+
+def test_a_turn_of_harmony_goes_on_behind_a_message():
+    """As in files of gpt-oss, whose turns have several, which end with <|end|>."""
+    added = ["<|end|>", "<|return|>", "<|call|>"]
+    values = METADATA["gpt2"] | {"tokens": [*METADATA["gpt2"]["tokens"], *added]}
+    values |= {"token_type": [*KINDS, *[TokenType.CONTROL] * 3], "eot_token_id": None}
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+    assert gguf_vocabulary(metadata).ends_of_turns == (261, 262)
+    assert tokenizer_of(values).get_added_tokens_decoder()[260].special
