@@ -7,12 +7,10 @@ does not start.
 """
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -21,24 +19,16 @@ from pagefleet_kernels.layers import CLAMP, CLAMP_SLOPE, Activation
 from pagefleet_worker.checkpoints.formats import format_of
 from pagefleet_worker.checkpoints.stored_matrix import Format
 from pagefleet_worker.model.expert_config import ExpertFields, ExpertShape
-from pagefleet_worker.model.families import (
-    FAMILIES,
-    FULL,
-    SLIDING,
-    Family,
-    HfConfig,
-    QkNorm,
-    turned_layers,
-)
+from pagefleet_worker.model.families import FAMILIES
+from pagefleet_worker.model.family import SLIDING, Family, HfConfig, QkNorm, converted
 from pagefleet_worker.model.latent_config import LatentShape
-from pagefleet_worker.model.rope import VARIANTS, LongRope, Rope
+from pagefleet_worker.model.rope import LongRope, Rope
+from pagefleet_worker.model.rope_config import kinds_of_layers, ropes_of_layers
 from pagefleet_worker.model_files import ModelError
 from pagefleet_worker.paging.causal_model import ModelShape
 
 ARCHITECTURES = tuple(FAMILIES)
 """Values of `model_type` that are supported."""
-
-_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +167,7 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
     family = FAMILIES[architecture]
     if values.get("is_causal") is False or values.get("use_bidirectional_attention"):
         raise ModelError("Its tokens see those that follow them; only causal attention is served.")
-    raw = _convert(family.fields(values), HfConfig)
+    raw = converted(family.fields(values), HfConfig)
     if raw.num_attention_heads % (raw.num_key_value_heads or 1):
         raise ModelError(
             f"{raw.num_attention_heads} attention heads cannot share "
@@ -193,8 +183,8 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
             f"Its heads have {turned} dimensions, which do not turn in pairs: the config is "
             "malformed."
         )
-    kinds = _kinds(family, raw)
-    ropes = _ropes(family, values, raw, kinds)
+    kinds = kinds_of_layers(family, raw)
+    ropes = ropes_of_layers(family, values, raw, kinds)
     scale = raw.attention_multiplier or (raw.query_pre_attn_scalar or score_dim) ** -0.5
     switches = {
         "qkv_bias": raw.attention_bias or raw.qkv_bias,
@@ -290,95 +280,3 @@ def _activation(family: Family, raw: HfConfig) -> Activation:
             f"{raw.swiglu_alpha} are not supported; those of {CLAMP} and {CLAMP_SLOPE} are."
         )
     return family.activations[name]
-
-
-def _kinds(family: Family, raw: HfConfig) -> list[str]:
-    """Which layers have a window."""
-    if not (raw.sliding_window and raw.use_sliding_window) and family.local_theta is None:
-        return [FULL] * raw.num_hidden_layers
-    kinds = raw.layer_types or family.layer_types(raw)
-    if unknown := sorted(set(kinds) - {FULL, SLIDING}):
-        raise ModelError(f"Layers of {', '.join(unknown)} are not supported.")
-    _check_all_layers("layer_types", kinds, raw)
-    return kinds
-
-
-def _check_all_layers(field: str, found: Sequence[object], raw: HfConfig) -> None:
-    if len(found) != raw.num_hidden_layers:
-        raise ModelError(
-            f"It has {raw.num_hidden_layers} layers, and {field} names {len(found)}: the config is "
-            "malformed."
-        )
-
-
-def _ropes(
-    family: Family, values: dict[str, Any], raw: HfConfig, kinds: list[str]
-) -> tuple[Rope, ...]:
-    ropes = {kind: _rope(family, values, raw, kind) for kind in set(kinds)}
-    turned_ones = turned_layers(raw)
-    _check_all_layers("no_rope_layers", turned_ones, raw)
-    still = Rope(rope_theta=family.theta, partial_rotary_factor=0.0)
-    each = zip(kinds, turned_ones, strict=True)
-    return tuple(ropes[kind] if turned else still for kind, turned in each)
-
-
-def _rope(family: Family, values: dict[str, Any], raw: HfConfig, kind: str) -> Rope:
-    """The rope of layers of a kind."""
-    parameters = _rope_parameters(family, values, kind)
-    variant = parameters.get("rope_type", parameters.get("type", "default"))
-    if variant not in VARIANTS:
-        raise ModelError(
-            f"The rope variant {variant!r} is not supported; these are: {', '.join(VARIANTS)}."
-        )
-    partial = parameters.get("partial_rotary_factor", values.get("partial_rotary_factor"))
-    if partial not in (None, 1) and not family.partial_rope:
-        raise ModelError("A rotary embedding of a part of each head is not supported.")
-    said = {
-        "original_max_position_embeddings": values.get(
-            "original_max_position_embeddings", raw.max_position_embeddings
-        ),
-        "max_position_embeddings": raw.max_position_embeddings,
-        **parameters,
-        "partial_rotary_factor": 1.0 if partial is None else partial,
-    }
-    rope = _convert(said, VARIANTS[variant])
-    if isinstance(rope, LongRope):
-        _check_factors(rope, raw.head_dim or raw.hidden_size // raw.num_attention_heads)
-    return rope
-
-
-def _check_factors(rope: LongRope, head_dim: int) -> None:
-    counts, pairs = {len(rope.short_factor), len(rope.long_factor)}, rope.turned(head_dim) / 2
-    if counts != {pairs}:
-        raise ModelError(
-            f"Longrope has {' or '.join(map(str, sorted(counts)))} factors, and {pairs:g} pairs "
-            "turn in each head: the config is malformed."
-        )
-
-
-def _rope_parameters(family: Family, values: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Those that the config has for a kind of layers. Older configs spread them over `rope_scaling`
-    and `rope_theta`, and have scaling for layers without windows alone, if the kinds differ.
-    """
-    said = values.get("rope_parameters") or values.get("rope_scaling")
-    found = _table(said or family.rope)
-    theta = values.get("rope_theta") or family.theta
-    if family.local_theta is None:
-        return {"rope_theta": theta, **found}
-    if kind == SLIDING:
-        theta = values.get("rope_local_base_freq") or family.local_theta
-    own = found.get(kind, {} if kind == SLIDING or SLIDING in found else found)
-    return {"rope_theta": theta, **_table(own or {})}
-
-
-def _table(found: Any) -> Mapping[str, Any]:
-    if not isinstance(found, Mapping):
-        raise ModelError(f"The parameters of its rope are {found!r}: the config is malformed.")
-    return found
-
-
-def _convert(values: dict[str, Any], kind: type[_Kind]) -> _Kind:
-    try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        raise ModelError(f"The model's config is malformed: {error}.") from error

@@ -17,7 +17,7 @@ from typing import Self
 from torch import Tensor
 
 from pagefleet_worker.model.config import DecoderConfig
-from pagefleet_worker.model.families import QkNorm
+from pagefleet_worker.model.family import QkNorm
 from pagefleet_worker.model_files import ModelError
 
 

@@ -21,7 +21,7 @@ from pagefleet_worker.checkpoints.safetensors_files import TensorFiles
 from pagefleet_worker.checkpoints.stored_matrix import StoredMatrix
 from pagefleet_worker.model.config import DecoderConfig
 from pagefleet_worker.model.expert_config import ExpertShape
-from pagefleet_worker.model.families import QkNorm
+from pagefleet_worker.model.family import QkNorm
 from pagefleet_worker.model.shares import WHOLE, Cut, Share, put_part
 from pagefleet_worker.model_files import ModelError
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pagefleet_worker.checkpoints.gguf_file import GgufTensor
 from pagefleet_worker.model.config import DecoderConfig, parse_config
-from pagefleet_worker.model.families import FULL, SLIDING
+from pagefleet_worker.model.family import FULL, SLIDING
 from pagefleet_worker.model_files import ModelError
 
 _MODEL_TYPES = {

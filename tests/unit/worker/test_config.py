@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pagefleet_worker.model.config import parse_config
-from pagefleet_worker.model.families import HfConfig, QkNorm
+from pagefleet_worker.model.family import HfConfig, QkNorm
 from pagefleet_worker.model_files import ModelError
 
 LLAMA = {
