@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 _ARCHITECTURES = {
     "gemma3_text": "gemma3",
+    "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
     "mixtral": "llama",
     "olmo3": "olmo2",
@@ -51,6 +52,7 @@ def write_gguf(
         if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
         values = values.squeeze()
+        name = name.replace("correction_bias", "correction.bias")
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -73,7 +75,8 @@ def _add_metadata(writer: gguf.GGUFWriter, config: PretrainedConfig, kind: str) 
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_block_count(config.num_hidden_layers)
+    layers = config.num_hidden_layers + getattr(config, "num_mtp_layers", 0)
+    writer.add_block_count(layers)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     head_dim = getattr(config, "head_dim", None)
@@ -94,7 +97,7 @@ def _add_metadata(writer: gguf.GGUFWriter, config: PretrainedConfig, kind: str) 
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
-        if kind in ("olmo2", "gemma3"):
+        if kind in ("olmo2", "gemma3", "exaone4"):
             slides = [each == _SLIDING for each in config.layer_types]
             writer.add_sliding_window_pattern(slides)
     if kind == "gemma2":
@@ -106,6 +109,13 @@ def _add_metadata(writer: gguf.GGUFWriter, config: PretrainedConfig, kind: str) 
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
     writer.add_vocab_size(config.vocab_size)
+    if kind == "glm4moe":
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_nextn_predict_layers(config.num_mtp_layers)
     if experts := getattr(config, "num_local_experts", 0) or getattr(config, "num_experts", 0):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)

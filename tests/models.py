@@ -14,10 +14,15 @@ from transformers import (
     Cohere2Config,
     DeepseekV2Config,
     DeepseekV3Config,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
+    Exaone4Config,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    Glm4Config,
+    Glm4MoeConfig,
     GPT2Config,
     GptOssConfig,
     GraniteConfig,
@@ -39,6 +44,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     RobertaConfig,
+    SeedOssConfig,
     SmolLM3Config,
     Starcoder2Config,
     VaultGemmaConfig,
@@ -74,6 +80,7 @@ class Variant:
 
 
 _LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
+_FULL_LAYERS = ["full_attention"] * 3
 
 VARIANTS = {
     "llama": Variant(LlamaConfig),
@@ -143,6 +150,11 @@ COUSINS = {
             "logits_scaling": 3.0,
         },
     ),
+    "glm4": Variant(Glm4Config, {"head_dim": 32}),
+    "seed-oss": Variant(SeedOssConfig, {"head_dim": 32, "attention_out_bias": True}),
+    "exaone4": Variant(Exaone4Config, {"sliding_window": 20, "layer_types": _LAYER_TYPES}),
+    "exaone4-full": Variant(Exaone4Config, {"sliding_window": None, "layer_types": _FULL_LAYERS}),
+    "ernie4_5": Variant(Ernie4_5Config, {"head_dim": 32, "use_bias": True}),
     "phi3-partial": Variant(
         Phi3Config, {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.75}}
     ),
@@ -174,6 +186,21 @@ MIXTURES = {
             "mlp_only_layers": [1],
         },
     ),
+    "glm4-moe": Variant(
+        Glm4MoeConfig,
+        {
+            "head_dim": 32,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.5,
+            "num_mtp_layers": 0,
+        },
+    ),
+    "olmoe": Variant(OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 2}),
     "gpt-oss": Variant(
         GptOssConfig,
         {
@@ -260,7 +287,15 @@ ADAPTED = {
     "granite-swa": Variant(GraniteSWAConfig, {"sliding_window": 20, "layer_types": _LAYER_TYPES}),
     "cohere2": Variant(Cohere2Config, {"sliding_window": 20, "layer_types": _LAYER_TYPES}),
     "starcoder2": Variant(Starcoder2Config, {"sliding_window": 24}),
-    "olmoe": Variant(OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 2}),
+    "ernie4_5-moe": Variant(
+        Ernie4_5_MoeConfig,
+        {
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 32,
+            "moe_num_shared_experts": 1,
+        },
+    ),
 }
 """Architectures that run through transformers' attention interface."""
 

@@ -7,7 +7,8 @@ does not start.
 """
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,9 @@ class DecoderConfig(ModelShape):
     interleaved_experts: how files hold theirs, see `checkpoints.expert_names`.
     sinks: whether heads have attention sinks.
     latent: what keys and values are made of, if the pool keeps that in their place.
-    fused: whether the files hold queries, keys and values as one matrix, as gates and values.
+    fused: which of `qkv`, queries, keys and values, and `gate_up`, gates and values, the files hold
+        as one matrix.
+    names: what files call a part of a layer that has another name elsewhere.
     format: how matrices are stored that are quantized; None if none are.
     """
 
@@ -79,7 +82,8 @@ class DecoderConfig(ModelShape):
     interleaved_experts: bool = False
     sinks: bool = False
     latent: LatentShape | None = None
-    fused: bool = False
+    fused: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
     format: Format | None = None
 
     def experts_of(self, layer: int) -> ExpertShape | None:
@@ -95,8 +99,8 @@ class DecoderConfig(ModelShape):
     @property
     def modules(self) -> dict[str, tuple[str, ...]]:
         """The modules, as files name them, that each matrix of a layer is stacked of."""
-        heads = ("qkv",) if self.fused else ("q", "k", "v")
-        gates = ("gate_up",) if self.fused else ("gate", "up")
+        heads = ("qkv",) if "qkv" in self.fused else ("q", "k", "v")
+        gates = ("gate_up",) if "gate_up" in self.fused else ("gate", "up")
         qkv = {"qkv": tuple(f"self_attn.{name}_proj" for name in heads)}
         return {
             **(qkv if self.latent is None else self.latent.modules),
@@ -186,10 +190,14 @@ def parse_config(values: dict[str, Any]) -> DecoderConfig:
     kinds = kinds_of_layers(family, raw)
     ropes = ropes_of_layers(family, values, raw, kinds)
     scale = raw.attention_multiplier or (raw.query_pre_attn_scalar or score_dim) ** -0.5
+    output_bias = raw.attention_bias if raw.attention_out_bias is None else raw.attention_out_bias
+    if raw.clip_qkv:
+        raise ModelError("Queries, keys and values that are clipped (clip_qkv) are not supported.")
     switches = {
-        "qkv_bias": raw.attention_bias or raw.qkv_bias,
-        "output_bias": raw.attention_bias,
-        "mlp_bias": raw.mlp_bias,
+        "qkv_bias": raw.attention_bias or raw.qkv_bias or raw.use_bias,
+        "output_bias": output_bias or raw.use_bias,
+        "mlp_bias": raw.mlp_bias or raw.use_bias,
+        "qk_norm": QkNorm.HEADS if raw.use_qk_norm else QkNorm.NONE,
         "embedding_scale": (
             raw.hidden_size**0.5 if family.root_embedding else raw.embedding_multiplier
         ),

@@ -96,7 +96,10 @@ FAMILIES = {
         root_embedding=True,
     ),
     "phi3": Family(
-        {"sliding_window": None}, {"fused": True}, layer_types=all_sliding, partial_rope=True
+        {"sliding_window": None},
+        {"fused": ("qkv", "gate_up")},
+        layer_types=all_sliding,
+        partial_rope=1.0,
     ),
     "olmo2": Family(_BIASES, _OLMO_2),
     "olmo3": Family(
@@ -128,6 +131,40 @@ FAMILIES = {
             "logits_scaling": 1.0,
         }
     ),
+    "glm4": Family(
+        {"attention_bias": True, "head_dim": 128},
+        {
+            "output_bias": False,
+            "post_norms": True,
+            "fused": ("gate_up",),
+            "names": {
+                "post_attention_layernorm": "post_self_attn_layernorm",
+                "pre_feedforward_layernorm": "post_attention_layernorm",
+                "post_feedforward_layernorm": "post_mlp_layernorm",
+            },
+        },
+        partial_rope=0.5,
+        interleaved_rope=True,
+    ),
+    "seed_oss": Family(
+        {
+            **_MLP_BIASES,
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "head_dim": 128,
+        }
+    ),
+    "exaone4": Family(
+        {"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
+        {"pre_norms": False, "post_norms": True, "qk_norm": QkNorm.HEADS},
+        layer_types=sliding_but_the_last,
+        still_full=True,
+    ),
+    "ernie4_5": Family(
+        {"use_bias": False, "tie_word_embeddings": True, "head_dim": 128},
+        theta=500000.0,
+        interleaved_rope=True,
+    ),
     "mixtral": Family(
         {"sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2},
         layer_types=all_sliding,
@@ -158,6 +195,38 @@ FAMILIES = {
         },
         {"qk_norm": QkNorm.HEADS},
         layer_types=all_sliding,
+        activations=EXPERT_ACTIVATIONS,
+    ),
+    "glm4_moe": Family(
+        {
+            **_BIASES,
+            "use_qk_norm": False,
+            "num_local_experts": None,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "norm_topk_prob": True,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.0,
+        },
+        {"output_bias": False},
+        partial_rope=0.5,
+        sigmoid_router=True,
+        activations=EXPERT_ACTIVATIONS,
+    ),
+    "olmoe": Family(
+        {
+            **_BIASES,
+            "clip_qkv": None,
+            "num_experts": None,
+            "num_local_experts": 64,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+        },
+        {"qk_norm": QkNorm.WHOLE},
         activations=EXPERT_ACTIVATIONS,
     ),
     "gpt_oss": Family(

@@ -55,10 +55,14 @@ class HfConfig(_Common, frozen=True):
 
     hidden_activation: str | None = None
     attention_bias: bool = False
+    attention_out_bias: bool | None = None
+    use_bias: bool = False
+    use_qk_norm: bool = False
+    clip_qkv: float | None = None
     mlp_bias: bool = False
     sliding_window: int | None = None
     use_sliding_window: bool = True
-    sliding_window_pattern: Size = 1
+    sliding_window_pattern: int | str | None = 1
     max_window_layers: int = 0
     layer_types: list[str] | None = None
     no_rope_layers: list[int] | None = None
@@ -120,6 +124,11 @@ def even_sliding_below(raw: HfConfig) -> list[str]:
 def sliding_but_the_last(raw: HfConfig) -> list[str]:
     """Of `sliding_window_pattern` layers all but the last have windows."""
     layers, every = range(1, raw.num_hidden_layers + 1), raw.sliding_window_pattern
+    if not isinstance(every, int) or every < 1:
+        raise ModelError(
+            f"Without layer_types a sliding_window_pattern of {every!r} does not say which layers "
+            "have windows."
+        )
     return [SLIDING if layer % every else FULL for layer in layers]
 
 
@@ -152,7 +161,10 @@ class Family:
     rope: its parameters if the config says none.
     theta: that of a rope of which the config says none.
     local_theta: the same of layers with windows, where these have a rope of their own.
-    partial_rope: whether a rope may turn a part of each head only.
+    partial_rope: the part of each head that a rope turns if the config says none; None if it may
+        turn no part.
+    interleaved_rope: see `Rope.interleaved`.
+    still_full: whether layers without windows turn nothing where others have windows.
     root_embedding: whether embeddings are multiplied by the root of their size.
     sigmoid_router: see `Routing.sigmoid`; the scores have corrections then.
     activations: by their names.
@@ -164,7 +176,9 @@ class Family:
     rope: Mapping[str, Any] = field(default_factory=dict)
     theta: float = 10000.0
     local_theta: float | None = None
-    partial_rope: bool = False
+    partial_rope: float | None = None
+    interleaved_rope: bool = False
+    still_full: bool = False
     root_embedding: bool = False
     sigmoid_router: bool = False
     activations: Mapping[str, Activation] = field(default_factory=lambda: ACTIVATIONS)

@@ -89,6 +89,7 @@ class GgufSource:
     def _find(self, name: str, shape: Sequence[int]) -> GgufTensor:
         expert = _EXPERT.search(name)
         whole = name if expert is None else _EXPERT.sub(".experts.", name)
+        whole = whole.replace("correction_bias", "correction.bias")
         stored = self._names.get_name(whole, try_suffixes=(".weight", ".bias"))
         tensor = self._tensors.get(stored) or self._tensors.get(f"{stored}.weight")
         if tensor is not None and expert is not None:

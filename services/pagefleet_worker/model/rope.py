@@ -13,7 +13,7 @@ by lowering the frequencies; the variants differ in which ones, and by how much:
 Some models turn only the first part of a head, and some layers nothing. What does not turn has
 angles of 0: so that it, too, comes in pairs (i, i + D/2), the decoder keeps the dimensions of such
 heads in another order than the files do (`Rope.order`), of queries and keys alike, which changes no
-score.
+score. So it does where the files have pairs (2i, 2i + 1), as RoFormer has them.
 
 The fields have the names that they have in Hugging Face's `rope_parameters`, and the arithmetic is
 in transformers' order: far into a context, one rounding more of a frequency is seen in the logits.
@@ -34,6 +34,8 @@ class Rope:
     rope_theta: float
     partial_rotary_factor: float = 1.0
     """The part of each head that is turned."""
+    interleaved: bool = False
+    """Whether the dimensions that turn together are neighbours in the files."""
 
     def within(self, length: int) -> "Rope":
         """The embedding for sequences of up to so many tokens."""
@@ -48,10 +50,11 @@ class Rope:
         together are D/2 apart: int64 [head_dim]; None if they are so already.
         """
         turned = self.turned(head_dim)
-        if turned in (0, head_dim):
+        if turned == 0 or (turned == head_dim and not self.interleaved):
             return None
-        halves = torch.arange(turned).chunk(2), torch.arange(turned, head_dim).chunk(2)
-        return torch.cat([part for half in zip(*halves, strict=True) for part in half])
+        turning, still = torch.arange(turned), torch.arange(turned, head_dim)
+        pairs = turning.view(-1, 2).T if self.interleaved else turning.view(2, -1)
+        return torch.cat((pairs, still.view(2, (head_dim - turned) // 2)), dim=1).flatten()
 
     def frequencies(self, head_dim: int) -> Tensor:
         """Radians per position of each pair: float32 [head_dim / 2]."""

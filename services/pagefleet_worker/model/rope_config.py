@@ -42,6 +42,8 @@ def ropes_of_layers(
     ropes = {kind: _rope(family, values, raw, kind) for kind in set(kinds)}
     turned_ones = turned_layers(raw)
     _check_all_layers("no_rope_layers", turned_ones, raw)
+    if family.still_full and raw.sliding_window:
+        turned_ones = [kind == SLIDING for kind in kinds]
     still = Rope(rope_theta=family.theta, partial_rotary_factor=0.0)
     each = zip(kinds, turned_ones, strict=True)
     return tuple(ropes[kind] if turned else still for kind, turned in each)
@@ -56,7 +58,7 @@ def _rope(family: Family, values: dict[str, Any], raw: HfConfig, kind: str) -> R
             f"The rope variant {variant!r} is not supported; these are: {', '.join(VARIANTS)}."
         )
     partial = parameters.get("partial_rotary_factor", values.get("partial_rotary_factor"))
-    if partial not in (None, 1) and not family.partial_rope:
+    if partial not in (None, 1) and family.partial_rope is None:
         raise ModelError("A rotary embedding of a part of each head is not supported.")
     said = {
         "original_max_position_embeddings": values.get(
@@ -64,7 +66,8 @@ def _rope(family: Family, values: dict[str, Any], raw: HfConfig, kind: str) -> R
         ),
         "max_position_embeddings": raw.max_position_embeddings,
         **parameters,
-        "partial_rotary_factor": 1.0 if partial is None else partial,
+        "partial_rotary_factor": (family.partial_rope or 1.0) if partial is None else partial,
+        "interleaved": family.interleaved_rope,
     }
     rope = converted(said, VARIANTS[variant])
     if isinstance(rope, LongRope):

@@ -125,18 +125,23 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Norm:
-    """The weight of a norm; `wide` if it is float32 whatever the others are."""
+    """The weight of a norm; `wide` if it is float32 whatever the others are. Number i of it is
+    number `order[i]` of the file's, int64.
+    """
 
     name: str
     size: Cut
     wide: bool
+    order: Tensor | None = None
 
     def load(self, source: Source, prefix: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Make the tensor and fill it."""
         kind = torch.float32 if self.wide else dtype
         tensor = torch.zeros(self.size.count, dtype=kind, device=device)
         source.copy(prefix + self.name, tensor, [self.size])
-        return tensor.add_(source.norm_offset) if source.norm_offset else tensor
+        if source.norm_offset:
+            tensor.add_(source.norm_offset)
+        return tensor if self.order is None else tensor[self.order.to(device)]
 
 
 @dataclass(frozen=True)
@@ -257,7 +262,7 @@ def _outer_tensors(
 def _layer_tensors(config: DecoderConfig, share: Share, layer: int) -> dict[str, Fused | Norm]:
     first = share.rank == 0  # what comes out of these is summed over the ranks
     biases = {"qkv": config.qkv_bias, "output": config.output_bias and first}
-    tensors: dict[str, Fused | Norm] = {**_norms(config)}
+    tensors: dict[str, Fused | Norm] = {**_norms(config, layer)}
     if config.latent is not None:
         ups = share.even(config.heads).times(config.latent.still + config.latent.value)
         kv_up = ("self_attn.kv_b_proj.weight", ups)
@@ -317,7 +322,7 @@ def _expert_tensors(config: DecoderConfig, experts: ExpertShape, share: Share) -
     return tensors
 
 
-def _norms(config: DecoderConfig) -> dict[str, Norm]:
+def _norms(config: DecoderConfig, layer: int) -> dict[str, Norm]:
     hidden = Cut.all(config.hidden_size)
     names: dict[str, str] = {}
     if config.pre_norms:
@@ -326,18 +331,29 @@ def _norms(config: DecoderConfig) -> dict[str, Norm]:
     if config.post_norms:
         names["post_attention_norm"] = "post_attention_layernorm"
         names["post_mlp_norm"] = "post_feedforward_layernorm"
-    norms = {field: (name, hidden) for field, name in names.items()}
+    norms = {
+        field: Norm(f"{config.names.get(name, name)}.weight", hidden, config.wide_norms)
+        for field, name in names.items()
+    }
+    return norms | _qk_norms(config, layer)
+
+
+def _qk_norms(config: DecoderConfig, layer: int) -> dict[str, Norm]:
+    names = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+    sizes, order = dict.fromkeys(names, config.head_dim), None
     if config.latent is not None:
-        norms["key_norm"] = ("self_attn.kv_a_layernorm", Cut.all(config.latent.rank))
-        if config.latent.query_rank is not None:
-            norms["query_norm"] = ("self_attn.q_a_layernorm", Cut.all(config.latent.query_rank))
-    if config.qk_norm is not QkNorm.NONE:
-        heads = (config.heads, config.kv_heads) if config.qk_norm is QkNorm.WHOLE else (1, 1)
-        query, key = (Cut.all(count * config.head_dim) for count in heads)
-        norms |= {"query_norm": ("self_attn.q_norm", query), "key_norm": ("self_attn.k_norm", key)}
+        names = {"query_norm": "self_attn.q_a_layernorm", "key_norm": "self_attn.kv_a_layernorm"}
+        sizes = {"query_norm": config.latent.query_rank or 0, "key_norm": config.latent.rank}
+    elif config.qk_norm is QkNorm.NONE:
+        return {}
+    elif config.qk_norm is QkNorm.WHOLE:
+        sizes = {"query_norm": config.query_size, "key_norm": config.kv_size}
+    else:
+        order = config.ropes[layer].order(config.head_dim)
     return {
-        field: Norm(f"{name}.weight", size, config.wide_norms)
-        for field, (name, size) in norms.items()
+        field: Norm(f"{name}.weight", Cut.all(sizes[field]), config.wide_norms, order)
+        for field, name in names.items()
+        if sizes[field]
     }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from pagefleet_worker.checkpoints.gguf_file import GgufTensor
 from pagefleet_worker.model.config import DecoderConfig, parse_config
+from pagefleet_worker.model.families import FAMILIES
 from pagefleet_worker.model.family import FULL, SLIDING
 from pagefleet_worker.model_files import ModelError
 
@@ -28,6 +29,12 @@ _MODEL_TYPES = {
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
     "gpt-oss": "gpt_oss",
+    "glm4": "glm4",
+    "glm4moe": "glm4_moe",
+    "seed_oss": "seed_oss",
+    "exaone4": "exaone4",
+    "ernie4_5": "ernie4_5",
+    "olmoe": "olmoe",
 }
 """What Hugging Face calls an architecture. A llama with experts is a Mixtral, and an olmo2 with
 windows is an OLMo 3.
@@ -43,6 +50,11 @@ _OPTIONAL = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
 }
 """Keys under the architecture's name, and the fields that they are."""
 
@@ -108,7 +120,7 @@ def gguf_config(metadata: dict[str, Any], tensors: Mapping[str, GgufTensor]) -> 
         "model_type": _MODEL_TYPES[architecture],
         "hidden_size": hidden_size,
         "intermediate_size": value("feed_forward_length"),
-        "num_hidden_layers": value("block_count"),
+        "num_hidden_layers": value("block_count") - value("nextn_predict_layers", 0),
         "num_attention_heads": heads,
         "num_key_value_heads": value("attention.head_count_kv", heads),
         "head_dim": size("attention.key_length", hidden_size // heads),
@@ -117,7 +129,10 @@ def gguf_config(metadata: dict[str, Any], tensors: Mapping[str, GgufTensor]) -> 
         "rope_theta": value("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "attention_out_bias": "blk.0.attn_output.bias" in tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in tensors,
+        "use_bias": "blk.0.attn_q.bias" in tensors,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
@@ -132,8 +147,9 @@ def gguf_config(metadata: dict[str, Any], tensors: Mapping[str, GgufTensor]) -> 
         raise ModelError("A Granite without rotary embedding is not supported.")
     config |= _unsaid(architecture, config)
     turned = value("rope.dimension_count", config["head_dim"])
-    if turned != config["head_dim"]:
-        config["partial_rotary_factor"] = turned / config["head_dim"]
+    config["partial_rotary_factor"] = turned / config["head_dim"]
+    if f"{architecture}.rope.dimension_sections" in metadata:
+        raise ModelError("The text model of one that sees is not supported: it turns otherwise.")
     if (scaling := _rope_scaling(architecture, metadata, tensors, config)) is not None:
         config["rope_scaling"] = scaling
     _check_biases(parse_config(config), tensors)  # what cannot be computed is refused now
@@ -161,9 +177,12 @@ def _layer_types(pattern: int | list[bool] | None) -> dict[str, Any]:
 
 def _experts(config: dict[str, Any], value: Callable[..., Any]) -> dict[str, Any]:
     """What differs in a model with experts. llama.cpp makes the weights of those of a token sum up
-    to 1, but not in a Qwen2-MoE.
+    to 1 where no key says, but not in a Qwen2-MoE or an OLMoE.
     """
     model_type, inner_size = config["model_type"], config["intermediate_size"]
+    sigmoid = model_type in FAMILIES and FAMILIES[model_type].sigmoid_router
+    if value("expert_gating_func", gating := 2 if sigmoid else 1) != gating:
+        raise ModelError(f"The experts of a {model_type} are not chosen as its file says.")
     shared = inner_size if model_type == "qwen2_moe" else 0
     return {
         "model_type": "mixtral" if model_type == "llama" else model_type,
@@ -171,7 +190,9 @@ def _experts(config: dict[str, Any], value: Callable[..., Any]) -> dict[str, Any
         "num_experts_per_tok": value("expert_used_count"),
         "moe_intermediate_size": value("expert_feed_forward_length", inner_size),
         "shared_expert_intermediate_size": value("expert_shared_feed_forward_length", shared),
-        "norm_topk_prob": model_type != "qwen2_moe",
+        "norm_topk_prob": bool(
+            value("expert_weights_norm", model_type not in ("qwen2_moe", "olmoe"))
+        ),
     }
 
 
@@ -179,7 +200,7 @@ def _unsaid(architecture: str, config: dict[str, Any]) -> dict[str, Any]:
     """What no key says of an architecture's models, and what holds where one is missing."""
     head_dim, layers = config["head_dim"], config["num_hidden_layers"]
     match architecture:
-        case "mistral":
+        case "mistral" | "exaone4":
             return {"sliding_window": config.get("sliding_window")}
         case "gemma2" | "gemma3":
             largest = (architecture, layers) in _LARGEST_GEMMAS

@@ -22,6 +22,9 @@ from tests.unit.worker.test_weights import CPU, config_of, files_of, load
 
 SmallModel = Callable[[str], Path]
 
+SHARED = {"qwen2-moe": "shared_expert", "glm4-moe": "shared_experts"}
+"""What those that have one call it."""
+
 
 def fields_of(layer: LayerWeights) -> dict[str, Tensor]:
     assert isinstance(layer.gate_up, Tensor)
@@ -57,10 +60,11 @@ def test_matrices_of_experts_lie_one_below_the_other(name: str, small_model: Sma
             down_bias = state[f"{own}experts.down_proj_bias"]
             assert torch.equal(layer.down_bias, down_bias.flatten())
             assert torch.equal(layer.router_bias, state[f"{own}router.bias"])
-        if f"{own}shared_expert_gate.weight" in state:  # one that is as wide as several
+        if f"{own}shared_expert_gate.weight" in state:
             routers.append(state[f"{own}shared_expert_gate.weight"])
+        if shared := SHARED.get(name):  # one that is as wide as several
             kinds = ("gate", "up", "down")
-            gate, up, back = (state[f"{own}shared_expert.{kind}_proj.weight"] for kind in kinds)
+            gate, up, back = (state[f"{own}{shared}.{kind}_proj.weight"] for kind in kinds)
             pairs = zip(gate.split(down.shape[2]), up.split(down.shape[2]), strict=True)
             gate_up = torch.cat([gate_up, *(torch.cat(pair)[None] for pair in pairs)])
             down = torch.cat([down, *(part[None] for part in back.split(down.shape[2], dim=1))])
@@ -98,7 +102,7 @@ def test_gguf(name: str, kinds: list[str], tmp_path: Path) -> None:
         return
     quantized = load(files, config, quantization=OWN_OR_INT8)
     for layer, same in zip(plain.layers, quantized.layers, strict=True):
-        assert isinstance(same.router, Tensor)
+        assert isinstance(same.router, type(layer.router))
         for field in ("gate_up", "down"):
             matrix = getattr(same, field)
             assert isinstance(matrix, Quantized)
