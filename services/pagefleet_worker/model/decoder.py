@@ -280,6 +280,14 @@ class Decoder:
         return layer.output(attended.flatten(1), batch.adapters)
 
     def _norm_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
-        """Heads [T, H, D], each by itself or all of a token together, as long as the weight is."""
-        vectors = heads.view(len(heads), -1, len(weight))
-        return self.kernels.rms_norm(vectors, weight, self.config.norm_eps).view(heads.shape)
+        """Heads [T, H, D], each by itself or all of a token together, as long as the weight is; to
+        these belong those of other ranks.
+        """
+        rms_norm, eps, (tokens, _, dim) = self.kernels.rms_norm, self.config.norm_eps, heads.shape
+        count, share = len(weight) // dim, self._ranks.share
+        if count == 1:
+            return rms_norm(heads, weight, eps)
+        found = self._ranks.beside(heads.flatten(1)).view(tokens, share.ranks, -1, dim)
+        copies = share.ranks * found.shape[2] // count  # neighbours hold the same keys
+        normed = rms_norm(found[:, ::copies].reshape(tokens, -1), weight, eps)
+        return normed.view(tokens, count, dim)[:, share.kv_heads(count).span]

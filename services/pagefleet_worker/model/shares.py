@@ -17,7 +17,6 @@ from typing import Self
 from torch import Tensor
 
 from pagefleet_worker.model.config import DecoderConfig
-from pagefleet_worker.model.family import QkNorm
 from pagefleet_worker.model_files import ModelError
 
 
@@ -141,11 +140,6 @@ class Share:
             ModelError: the model cannot be shared evenly by so many.
         """
         ranks, heads, kv_heads = self.ranks, config.heads, config.kv_heads
-        if ranks > 1 and config.qk_norm is QkNorm.WHOLE:
-            raise ModelError(
-                f"Devices cannot share a {config.architecture} model: it norms the queries of all "
-                "heads together. Leave out --tensor-parallel-size."
-            )
         if not _is_shared_by(config, ranks):
             possible = [n for n in range(1, heads + 1) if _is_shared_by(config, n)]
             raise ModelError(

@@ -95,6 +95,7 @@ def group_of(ranks: int, folder: Path, **changes: object) -> Iterator[Group]:
         ("llama-biases", 2),
         ("llama-tied", 2),
         ("gemma2", 2),
+        ("olmo2", 2),
         *(
             pytest.param(name, ranks, marks=pytest.mark.slow)
             for name, ranks in (
@@ -103,6 +104,10 @@ def group_of(ranks: int, folder: Path, **changes: object) -> Iterator[Group]:
                 ("llama-tied", 4),
                 ("gemma3", 2),
                 ("phi3-partial", 2),
+                ("olmo2", 4),
+                ("glm4", 2),
+                ("glm4-moe", 2),
+                ("olmoe", 4),
                 ("mixtral", 2),
                 ("qwen2-moe", 2),
                 ("qwen3-moe", 2),

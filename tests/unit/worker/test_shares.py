@@ -76,19 +76,12 @@ def test_what_cannot_be_shared_evenly_is_refused(
         Share(0, ranks).of(uneven)
 
 
-def test_queries_that_are_normed_together_are_not_shared(small_model: Prepared) -> None:
-    own = load_config(small_model("olmo2"))
-    assert Share(0, 1).of(own) == own
-    with pytest.raises(ModelError, match="norms the queries of all heads together"):
-        Share(0, 2).of(own)
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
     "name",
     [
         *("llama", "llama-biases", "llama-tied", "qwen2", "qwen3", "gemma2", "phi3-partial"),
-        *("deepseek-v2-lite", "deepseek-v3"),
+        *("olmo2", "glm4", "deepseek-v2-lite", "deepseek-v3"),
     ],
 )
 def test_the_shares_of_all_ranks_are_the_model(
