@@ -40,6 +40,7 @@ _OLMO_2 = {
     "wide_norms": True,
     "qk_norm": QkNorm.WHOLE,
 }
+_GLM = {"output_bias": False, "fused": ("gate_up",)}
 _QWEN_EXPERTS = {
     "use_sliding_window": False,
     "sliding_window": 4096,
@@ -131,12 +132,17 @@ FAMILIES = {
             "logits_scaling": 1.0,
         }
     ),
+    "glm": Family(
+        {"attention_bias": True, "head_dim": 128},
+        _GLM,
+        partial_rope=0.5,
+        interleaved_rope=True,
+    ),
     "glm4": Family(
         {"attention_bias": True, "head_dim": 128},
         {
-            "output_bias": False,
+            **_GLM,
             "post_norms": True,
-            "fused": ("gate_up",),
             "names": {
                 "post_attention_layernorm": "post_self_attn_layernorm",
                 "pre_feedforward_layernorm": "post_attention_layernorm",

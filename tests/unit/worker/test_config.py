@@ -70,6 +70,29 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"use_sliding_window": True, "sliding_window": 24},
     "granite": {"embedding_multiplier": 12.0, "rope_theta": 1e4},
+    "glm": {"partial_rotary_factor": 0.75, "attention_bias": False},
+    "glm4": {"partial_rotary_factor": 0.5, "rope_theta": 1e6},
+    "seed_oss": {"attention_bias": False, "attention_out_bias": True, "rope_theta": 1e7},
+    "exaone4": {
+        "sliding_window": 64,
+        "sliding_window_pattern": "LLLG",
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "ernie4_5": {"use_bias": True, "head_dim": 32, "tie_word_embeddings": False},
+    "glm4_moe": {
+        "partial_rotary_factor": 0.5,
+        "use_qk_norm": True,
+        "n_routed_experts": 16,
+        "first_k_dense_replace": 3,
+    },
+    "olmoe": {"num_experts": 16, "norm_topk_prob": True},
     "deepseek_v3": {
         "n_routed_experts": 16,
         "topk_method": "noaux_tc",
@@ -122,6 +145,11 @@ def test_configs_mean_what_they_mean_to_transformers(name: str, silent: bool) ->
         ({"model_type": "gemma2", "hidden_activation": "relu"}, "activation 'relu' is not"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "rope variant 'dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "malformed: .*`factor`"),
+        (
+            {"model_type": "exaone4", "sliding_window_pattern": "LLLG"},
+            "Without layer_types a sliding_window_pattern of 'LLLG' does not say",
+        ),
+        ({"model_type": "olmoe", "clip_qkv": 8.0}, r"clipped \(clip_qkv\) are not supported"),
         ({"partial_rotary_factor": 0.5}, "part of each head is not supported"),
         (
             {

@@ -216,7 +216,10 @@ def test_bits_do_not_depend_on_the_batch(
 
 
 @QUANTIZATIONS
-@of_types("llama-biases", "mistral", "qwen3", "gemma3", "olmo3", "granite", "qwen3-moe", "gpt-oss")
+@of_types(
+    *("llama-biases", "mistral", "qwen3", "gemma3", "olmo3", "granite", "qwen3-moe", "gpt-oss"),
+    *("exaone4", "glm4-moe"),
+)
 @torch.inference_mode()
 def test_all_layers_at_once_are_the_layers_one_by_one(
     name: str,

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from pagefleet.byte_alphabet import CHARACTER_OF_BYTE
 from pagefleet.manifest import Manifest
+from pagefleet_kernels.experts import Routing
 from pagefleet_kernels.layers import Activation
 from pagefleet_worker.checkpoints.gguf_file import read_gguf
 from pagefleet_worker.model.config import parse_config
@@ -239,6 +240,34 @@ def test_llama3_scaling_is_recovered_from_its_factors(tmp_path):
         gguf_model(other, "o")
 
 
+GLM_4_MOE = {
+    "architecture": "glm4moe",
+    "glm4moe__block_count": 4,
+    "glm4moe__nextn_predict_layers": 1,
+    "glm4moe__expert_count": 6,
+    "glm4moe__expert_used_count": 3,
+    "glm4moe__expert_feed_forward_length": 16,
+    "glm4moe__expert_shared_count": 2,
+    "glm4moe__expert_weights_scale": 2.5,
+    "glm4moe__expert_gating_func": 2,
+    "glm4moe__leading_dense_block_count": 1,
+    "glm4moe__rope__dimension_count": 4,
+}
+
+
+def test_layers_that_draft_are_left_out(tmp_path):
+    """As GLM-4.5's files have one behind the others; the experts are those that the keys say."""
+    config = parse_config(gguf_model(gguf_file(tmp_path / "m.gguf", **GLM_4_MOE), "m").config)
+    assert config.layers == 3
+    dense, *shapes = config.experts
+    assert dense is None
+    routings = {each.routing for each in shapes if each is not None}
+    routing = Routing(3, renormalized=True, shared=2, weighted=False, sigmoid=True, factor=2.5)
+    assert routings == {routing}
+    assert [(each.count, each.inner_size) for each in shapes if each is not None] == [(6, 16)] * 2
+    assert config.ropes[0].turned(8) == 4
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -256,6 +285,14 @@ def test_llama3_scaling_is_recovered_from_its_factors(tmp_path):
             {"architecture": "granite", "granite__rope__scaling__finetuned": False},
             "Granite without rotary embedding",
         ),
+        (
+            {"architecture": "glm4", "glm4__rope__dimension_sections": 8},
+            "text model of one that sees",
+        ),
+        (
+            {**GLM_4_MOE, "glm4moe__expert_gating_func": 1},
+            "glm4_moe are not chosen as its file says",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_said(tmp_path, options, reason):
@@ -263,7 +300,9 @@ def test_what_cannot_be_served_is_said(tmp_path, options, reason):
         gguf_model(gguf_file(tmp_path / "m.gguf", **options), "m")
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "granite", "olmo2", "qwen2moe"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "gemma3", "granite", "olmo2", "qwen2moe", "glm4moe"]
+)
 def test_metadata_is_refused_or_read(tmp_path, architecture):
     """Whatever a key holds, and whichever is not there, nothing else is raised."""
     own = {

@@ -35,6 +35,7 @@ def test_gguf(name: str, head_dim: int, tmp_path: Path) -> None:
 
 
 UNSAID = {
+    "glm": "an architecture of llama.cpp's with a tokenizer and names of its own",
     "mistral": "a window: files of Mistral are those of a Llama",
     "llama-llama3": "its scaling, but the factors that follow from it",
     "qwen2-window": "which layers have a window",

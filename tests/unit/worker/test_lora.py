@@ -306,7 +306,8 @@ def test_models_that_transformers_computes_have_none(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("name", "ranks"), [("llama", 2), ("llama-tied", 4), ("qwen3", 2), ("phi3-partial", 2)]
+    ("name", "ranks"),
+    [("llama", 2), ("llama-tied", 4), ("qwen3", 2), ("phi3-partial", 2), ("glm4", 2)],
 )
 def test_a_rank_has_the_share_of_an_adapter_that_it_has_of_the_merged_model(
     name: str, ranks: int, kind: str, tmp_path: Path, small_model: Prepared
