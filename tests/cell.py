@@ -112,6 +112,17 @@ class Cell:
         self._handle(Arrived(GATEWAY, submit))
         return request
 
+    def press(self) -> None:
+        """Three requests come, each of which grows to half of all blocks: before one of them ends,
+        an older one has to take blocks from the latest, whatever else is computed.
+        """
+        worker = self.planner.worker
+        prompt = 2 * worker.block_size
+        most = worker.blocks // 2 * worker.block_size
+        for number in range(3):
+            params = SamplingParams(max_tokens=most - prompt, seed=number)
+            self.submit([number] * prompt, params)
+
     def abort(self, request: str, choices: list[int] | None = None) -> None:
         """A client leaves, or is content with what it has of some choices."""
         client = self.clients[request]

@@ -114,6 +114,8 @@ def test_equal_to_transformers(task: Callable[[str], Task], name: str, setting: 
         eos_token_ids=(case.oracle.eos,),
         logprobs=ALTERNATIVES,
     )
+    if setting.small_pool:
+        cell.press()
     requests = [cell.submit(prompt, params) for prompt in prompts]
     cell.run()
     cell.assert_idle()

@@ -60,6 +60,8 @@ def test_many_requests_at_once(
         lookahead=lookahead,
     )
     cell.join()
+    if blocks < 200:
+        cell.press()
     for number in range(16):
         salt, params = draw.choice([b"", b"tenant"]), some_params(draw)
         if number % 4 == 0:
