@@ -53,10 +53,8 @@ class Flight:
         """Whether there is a sample for each input token, so that no prompt is computed."""
         return self.tokens == self.samples
 
-    def landed(
-        self, result: Result
-    ) -> "list[tuple[PlannedRow, array[int], list[Logprobs | None]]]":
-        """Each row with the tokens that were sampled for it and their logprobs.
+    def samples_of(self, result: Result) -> "tuple[array[int], list[Logprobs | None]]":
+        """The tokens that were sampled, row by row, and their logprobs.
 
         Raises:
             ResultError: the result is not this step's, or does not fit its rows.
@@ -68,13 +66,7 @@ class Flight:
             raise ResultError(f"step {result.step} gave {len(tokens)} samples, not as ordered")
         if any(not 0 <= piece.row < len(self.rows) for piece in result.prompts):
             raise ResultError(f"step {result.step} has logprobs of a row that it does not have")
-        logprobs = list(map(dict(result.logprobs).get, range(self.samples)))
-        landed, at = [], 0
-        for row in self.rows:
-            end = at + row.samples
-            landed.append((row, tokens[at:end], logprobs[at:end]))
-            at = end
-        return landed
+        return tokens, list(map(dict(result.logprobs).get, range(self.samples)))
 
 
 def keep(result: Result, flights: Iterable[Flight]) -> None:

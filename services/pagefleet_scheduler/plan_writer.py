@@ -33,9 +33,10 @@ class PlanWriter:
     def __repr__(self) -> str:
         return f"<PlanWriter {len(self.planned)} rows, {len(self._tokens)} tokens>"
 
-    def may_feed(self, sequence: Sequence) -> bool:
-        """Whether the plan has room for what the worker must be told of a sequence."""
-        return sequence.opened or self._opened < MOST_OPENED
+    @property
+    def may_open(self) -> bool:
+        """Whether the plan has room for what the worker must be told of a new slot."""
+        return self._opened < MOST_OPENED
 
     def copy(self, sequence: Sequence, index: int, target: int) -> None:
         """Replace a block that a sequence shares by `target`, which gets the same content."""
@@ -47,9 +48,10 @@ class PlanWriter:
 
     def add_row(self, sequence: Sequence, count: int, drafts: Drafts) -> None:
         """Feed the next `count` positions of a sequence, for which it has blocks, then drafts."""
-        slot, tokens, table = sequence.slot, sequence.tokens, sequence.table
+        request, slot = sequence.request, sequence.slot
+        tokens, table = sequence.tokens, sequence.table
         assert slot is not None
-        start, end = sequence.ordered, sequence.ordered + count
+        start, end, known = sequence.ordered, sequence.ordered + count, len(tokens)
         if not sequence.opened:
             self._opens.append(_open(sequence, slot))
             self._opened += size_of(self._opens[-1])
@@ -60,17 +62,18 @@ class PlanWriter:
             sequence.table_sent = len(table)
         if self._with_full_tables:
             self._full_tables += table
-        if start < len(tokens):
+        if start < known:
             self._tokens += tokens[start:end]
-        if end > len(tokens):
+        if end > known:
             self._tokens.append(SAMPLED)
         if drafted := len(drafts.tokens):
             self._tokens += drafts.tokens
         fed = count + drafted
-        logits = (1 + drafted) * sequence.samples_at(end)
+        samples_next = end == known + sequence.ahead and request.params.max_tokens > 0
+        logits = 1 + drafted if samples_next else 0
         self._rows += (slot, start, fed, logits, len(table), sequence.checksum)
         samples = logits * len(sequence.choices)
-        ahead = samples == 1 and sequence.request.search is None
+        ahead = samples == 1 and request.search is None
         self.planned.append(PlannedRow(sequence, sequence.run, end, samples, ahead, drafts))
         sequence.ordered = start + fed
         sequence.ahead += ahead

@@ -152,6 +152,7 @@ class Planner:
             other.slot = self._slots.take()
             self._slots.fork(other.slot, parent.slot, other.choices[0])
             insort(self.running, other, key=lambda running: running.order)
+        parent.writable = 0
         self._slots.fork(parent.slot, parent.slot, parent.choices[0])
 
     def remove(self, sequence: Sequence) -> None:
@@ -223,14 +224,15 @@ class Planner:
         price = self.speculation.price(single) if not waiting else NO_DRAFTS_PAY
         for sequence, pending in able:
             single -= pending == 1
-            if sequence.slot is None or not writer.may_feed(sequence):
+            if sequence.slot is None or not (sequence.opened or writer.may_open):
                 continue
             if budget == 0:
                 break
             count = pending if pending == 1 else min(pending, max(budget - single, 1), prompts)
             if count == 0:
                 continue
-            if self._make_writable(sequence, count, writer):
+            end = sequence.ordered + count
+            if end <= sequence.writable or self._make_writable(sequence, end, writer):
                 drafts = NO_DRAFTS
                 if count == pending and not (sequence.ahead or sequence.waits_for_others):
                     room = min(self._room(sequence), budget - single - count, spare)
@@ -244,19 +246,16 @@ class Planner:
         """Drafts for which the sequence has blocks already."""
         return len(sequence.table) * self.worker.block_size - len(sequence.tokens)
 
-    def _make_writable(self, sequence: Sequence, count: int, writer: PlanWriter) -> bool:
-        """Give the sequence blocks of its own for its next positions; whether it has them.
+    def _make_writable(self, sequence: Sequence, end: int, writer: PlanWriter) -> bool:
+        """Give the sequence blocks of its own for its positions up to `end`; whether it has them.
 
         They can be taken from later sequences, which have no row in this plan yet. If what those
         give back is still settling, or all others are older, the sequence waits for another plan.
         """
         pool, table = self.cache.pool, sequence.table
         first = sequence.ordered // pool.block_size
-        lacking = sequence.ordered + count - len(table) * pool.block_size
+        missing = max(self.cache.blocks_for(end) - len(table), 0)
         copied = first < len(table) and pool.shared(table[first])
-        if lacking <= 0 and not copied:
-            return True
-        missing = self.cache.blocks_for(max(lacking, 0))
         wanted = missing + copied
         while pool.available < wanted:
             if pool.available + pool.settling >= wanted:
@@ -270,6 +269,7 @@ class Planner:
             writer.copy(sequence, first, pool.allocate())
             pool.release([shared])
         sequence.append_blocks([pool.allocate() for _ in range(missing)])
+        sequence.writable = len(table) * pool.block_size
         return True
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
@@ -310,12 +310,13 @@ class Planner:
         """
         if not self.flights:
             raise ResultError(f"step {result.step} is not the one that is awaited")
-        landed = self.flights[0].landed(result)
+        rows, (samples, pieces) = self.flights[0].rows, self.flights[0].samples_of(result)
         self.flights.popleft()
         errors = {error.row: error.text for error in result.errors}
         embeddings = dict(result.embeddings)
-        accepted = Accepted()
-        for number, (row, tokens, logprobs) in enumerate(landed):
+        accepted, end = Accepted(), 0
+        for number, row in enumerate(rows):
+            begin, end = end, end + row.samples
             sequence = row.sequence
             sequence.ahead -= row.ahead
             sequence.flying -= 1
@@ -324,19 +325,20 @@ class Planner:
             if number in errors:
                 accepted.failed.append((sequence, errors[number]))
                 continue
-            kept = row.drafts.tokens
+            last, kept = end, row.drafts.tokens
             if kept:
-                kept = kept[: agreeing(kept, tokens)]
-                tokens, logprobs = tokens[: len(kept) + 1], logprobs[: len(kept) + 1]
+                kept = kept[: agreeing(kept, samples[begin:end])]
+                last = begin + len(kept) + 1
                 self.speculation.judge(row.drafts, len(kept))
             if sequence.run == row.run:
                 self._computed(sequence, row.end, kept)
-            if tokens:
+            if begin < end:
                 sequence.proven = sequence.slot is not None
-                accepted.sampled.append(Sampled(sequence, tokens, logprobs))
+                sampled = Sampled(sequence, samples[begin:last], pieces[begin:last])
+                accepted.sampled.append(sampled)
             elif row.end == sequence.length:
                 accepted.completed[sequence] = embeddings.get(number)
-        accepted.prompts = [(landed[piece.row][0].sequence, piece) for piece in result.prompts]
+        accepted.prompts = [(rows[piece.row].sequence, piece) for piece in result.prompts]
         return accepted
 
     def _computed(self, sequence: Sequence, end: int, kept: "array[int]") -> None:
@@ -366,9 +368,13 @@ class Planner:
         self._slots.check(taken)
         assert self.running == sorted(self.running, key=lambda sequence: sequence.order)
         assert len(self.flights) <= self.depth
+        size = self.cache.pool.block_size
         for sequence in self.running:
             sequence.check()
             assert sequence.finish is None
             assert sequence.ordered <= sequence.length + self.speculation.most
             assert self.cache.blocks_for(sequence.ordered) <= len(sequence.table)
-            assert sequence.indexed * self.cache.pool.block_size <= sequence.computed
+            first, end = sequence.ordered // size, self.cache.blocks_for(sequence.writable)
+            assert end <= len(sequence.table)
+            assert not any(map(self.cache.pool.shared, sequence.table[first:end]))
+            assert sequence.indexed * size <= sequence.computed

@@ -233,6 +233,9 @@ class Requests:
         sequences = decoding.fork(sampled.sequence)
         self._placement.share(sequences)
         for number, sequence in enumerate(sequences):
+            if not sequence.answers(sequence.choices[0]):
+                self._drop(sequence)
+                continue
             part = slice(number, number + 1)
             self._extend(sequence, sampled.tokens[part], sampled.logprobs[part])
 
@@ -241,9 +244,6 @@ class Requests:
     ) -> None:
         """Give a sequence its next tokens, up to its end."""
         choice = sequence.choices[0]
-        if not sequence.answers(choice):
-            self._drop(sequence)
-            return
         decoding.extend(sequence, tokens, logprobs)
         self._outbox.output(sequence, choice, sequence.sent)
         if sequence.finish is not None:

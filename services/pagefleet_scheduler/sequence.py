@@ -180,6 +180,8 @@ class Sequence:
     """Of the table."""
     table_sent: int = 0
     """Entries of the table that the worker was told."""
+    writable: int = 0
+    """Positions from `ordered` up to here have blocks that no other table shares."""
     indexed: int = 0
     """Full blocks of this run that are in the prefix index, or whose content was there."""
     history: History = b""
@@ -280,10 +282,6 @@ class Sequence:
         """Whether it is a beam that waits for other beams."""
         return self.request.search is not None and not self.flying and self.pending <= 0
 
-    def samples_at(self, end: int) -> bool:
-        """Whether a row that ends before position `end` samples a new token."""
-        return end == self.length and self.request.params.max_tokens > 0
-
     def full_keys(
         self,
         block_size: int,
@@ -346,7 +344,7 @@ class Sequence:
     def forget_run(self) -> None:
         """Keep nothing but its tokens; the caller has released its blocks and its slot."""
         self.run += 1
-        self.ordered = self.computed = self.indexed = self.table_sent = 0
+        self.ordered = self.computed = self.writable = self.indexed = self.table_sent = 0
         self.table = array("i")
         self.checksum = 0
         self.slot = None

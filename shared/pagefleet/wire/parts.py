@@ -84,8 +84,12 @@ def numerics_of(name: str) -> Numerics:
     return zlib.crc32(name.encode()) or 1
 
 
-class Message(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Base of all messages: an array, tagged with the name of its class."""
+class Message(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False):
+    """Base of all messages: an array, tagged with the name of its class.
+
+    Neither messages nor their parts can refer to themselves, so that the garbage collector need not
+    follow them.
+    """
 
 
 def check_ints(*fields: Ints) -> None:
@@ -99,7 +103,7 @@ def check_ints(*fields: Ints) -> None:
             raise ValueError(f"{len(field)} bytes are no integers of 32 bits")
 
 
-class Part(msgspec.Struct, array_like=True, frozen=True):
+class Part(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of what messages are made of."""
 
 
