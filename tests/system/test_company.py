@@ -57,6 +57,7 @@ def test_seeded_requests(case: Callable[[str], Case], name: str) -> None:
     permuted = serve(model.cell(budget=64, drafts=3), [requests[number] for number in order])
     assert permuted == [given[number] for number in order]
     pressed = model.cell(blocks=14, budget=64, drafts=2)
+    pressed.press()
     assert serve(pressed, requests) == given
     assert pressed.planner.preemptions > 0
 

@@ -42,6 +42,7 @@ def test_the_same_bits_in_a_cell_that_preempts(case: Callable[[str], Case]) -> N
         alone.append(roomy.clients[request].embedding)
     assert None not in alone
     tight = qwen3.model.cell(budget=16, blocks=14, slots=8)
+    tight.press()
     requests = []
     for prompt in prompts:
         tight.submit(random.choice(prompts), GREEDY)
