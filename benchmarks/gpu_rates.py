@@ -188,7 +188,7 @@ def quantized_figures(device: torch.device, copy: float, product: float) -> Iter
     """Products with weights of few bits: beside reading them once, or multiplying at the product's
     rate, whichever takes longer.
     """
-    for kind in (Kind.INT4, Kind.INT8):
+    for kind in (Kind.INT4, Kind.INT8, Kind.E4M3):
         for outputs, inputs in MATRICES:
             matrices = [_random_matrix(kind, outputs, inputs, device)]
             while len(matrices) * matrices[0].nbytes < COLD_BYTES:
@@ -255,6 +255,9 @@ def _random_matrix(kind: Kind, outputs: int, inputs: int, device: torch.device) 
     """Of random bits; scales are small."""
     blocks = -(-inputs // BLOCK)
     numbers = torch.randint(256, (blocks, outputs, BLOCK), dtype=torch.uint8, device=device)
+    if kind is Kind.E4M3:
+        scales = torch.full((blocks, outputs), 1e-3, device=device)
+        return PackedMatrix(kind, numbers.view(torch.int16), scales, None, inputs)
     numbers = numbers.view(torch.int16) if kind is Kind.INT8 else numbers[..., ::2].contiguous()
     factors = torch.full((blocks, outputs, BLOCK // GROUP), 1e-3, device=device).half()
     pairs = factors.view(torch.int32)

@@ -275,8 +275,11 @@ def _product_case(rows: int, inputs: int, outputs: int) -> Callable[[Chip], obje
 
 def _packed(kind: Kind, outputs: int, inputs: int) -> PackedMatrix:
     blocks = -(-inputs // BLOCK)
-    few = kind is not Kind.INT8
+    few = kind in (Kind.INT4, Kind.E2M1)
     numbers = _empty(blocks, outputs, BLOCK // 2, dtype=torch.uint8 if few else torch.int16)
+    if kind is Kind.E4M3:
+        scales = _empty(blocks, outputs, dtype=torch.float32)
+        return PackedMatrix(kind, numbers, scales, None, inputs)
     factors = _empty(blocks, outputs, BLOCK // GROUP // 2, dtype=torch.int32)
     return PackedMatrix(kind, numbers, factors, factors if kind is Kind.INT4 else None, inputs)
 
@@ -422,6 +425,8 @@ CASES: dict[str, Callable[[Chip], object]] = {
     "8B gate and up, 4 bits": _quantized_case(2048, 28672, Kind.INT4),
     "8B gate and up, 8 bits": _quantized_case(2048, 28672, Kind.INT8),
     "8B gate and up, e2m1": _quantized_case(2048, 28672, Kind.E2M1),
+    "8B output, e4m3, decode": _quantized_case(16, 4096, Kind.E4M3),
+    "8B gate and up, e4m3": _quantized_case(2048, 28672, Kind.E4M3),
     "8B output, 4 bits, invariant": _quantized_case(16, 4096, Kind.INT4, invariant=True),
     "float32 output, 4 bits": _quantized_case(2048, 4096, Kind.INT4, dtype=torch.float32),
     "8B queries, keys and values, adapters": _lora_case(64, 4096, (4096, 1024, 1024)),
@@ -432,6 +437,8 @@ CASES: dict[str, Callable[[Chip], object]] = {
     "30B-A3B experts, 4 bits, prefill": _expert_case(2048, 128, 8, 2048, 768, kind=Kind.INT4),
     "30B-A3B experts, 8 bits, decode": _expert_case(64, 128, 8, 2048, 768, kind=Kind.INT8),
     "30B-A3B experts, 8 bits, prefill": _expert_case(2048, 128, 8, 2048, 768, kind=Kind.INT8),
+    "30B-A3B experts, e4m3, decode": _expert_case(64, 128, 8, 2048, 768, kind=Kind.E4M3),
+    "30B-A3B experts, e4m3, prefill": _expert_case(2048, 128, 8, 2048, 768, kind=Kind.E4M3),
     "gpt-oss experts, decode": _expert_case(64, *GPT_OSS, kind=Kind.E2M1, clamped=True),
     "gpt-oss experts, prefill": _expert_case(2048, *GPT_OSS, kind=Kind.E2M1, clamped=True),
     "gpt-oss experts, widened, decode": _expert_case(64, *GPT_OSS, clamped=True),

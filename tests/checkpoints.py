@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from pagefleet_kernels.quantized import GROUP, round_rows
+from pagefleet_kernels.quantized import GROUP, Kind, round_rows
 
 Packed = tuple[dict[str, Tensor], Tensor]
 """The tensors of a layer by their last names, and the weights that they stand for, float32."""
@@ -153,13 +153,13 @@ def float8(weight: Tensor, block: tuple[int, int], scale: str, shape: str = "") 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A way to quantize. kept: bits in which kernels take matrices as they are; None: widened.
+    """A way to quantize. kept: how kernels take matrices as they are; None: widened.
     exact: whether they stand for the same weights then.
     """
 
     config: dict[str, Any]
     pack: Callable[[Tensor], Packed]
-    kept: int | None = 4
+    kept: Kind | None = Kind.INT4
     exact: bool = True
 
 
@@ -168,12 +168,16 @@ def _is_held(bits: int, size: int, *, symmetric: bool, shuffled: bool = False, *
     return (size == -1 or size % GROUP == 0) and not shuffled and (bits == 4 or symmetric)
 
 
+def _kind(bits: int) -> Kind:
+    return Kind.INT8 if bits == 8 else Kind.INT4
+
+
 def _gptq(bits: int, size: int, **options: Any) -> Checkpoint:
     config = {"quant_method": "gptq", "bits": bits, "group_size": size}
     config |= {"sym": options["symmetric"], "desc_act": options.get("shuffled", False)}
     if options.get("v2"):
         config["checkpoint_format"] = "gptq_v2"
-    kept = bits if _is_held(bits, size, **options) else None
+    kept = _kind(bits) if _is_held(bits, size, **options) else None
     return Checkpoint(config, lambda w: gptq(w, bits, size, **options), kept, options["symmetric"])
 
 
@@ -195,13 +199,13 @@ def _packed(bits: int, size: int, **options: Any) -> Checkpoint:
         "pack-quantized",
         lambda w: packed(w, bits, size, **options),
         bits=bits,
-        kept=bits if _is_held(bits, size, **options) else None,
+        kept=_kind(bits) if _is_held(bits, size, **options) else None,
         exact=options["symmetric"],
     )
 
 
 def _float8(block: tuple[int, int], scale: str, shape: str = "", **config: Any) -> Checkpoint:
-    return Checkpoint(config, lambda w: float8(w, block, scale, shape), None)
+    return Checkpoint(config, lambda w: float8(w, block, scale, shape), Kind.E4M3)
 
 
 CHECKPOINTS = {
@@ -221,22 +225,27 @@ CHECKPOINTS = {
     "packed, whole rows, asymmetric": _packed(4, -1, symmetric=False),
     "packed in 8 bits": _packed(8, -1, symmetric=True),
     "packed, shuffled": _packed(4, 64, symmetric=True, shuffled=True),
-    "int8": _compressed("int-quantized", lambda w: int8(w, -1, symmetric=True), kept=8),
-    "int8 of 32": _compressed("naive-quantized", lambda w: int8(w, 32, symmetric=True), kept=8),
+    "int8": _compressed("int-quantized", lambda w: int8(w, -1, symmetric=True), kept=Kind.INT8),
+    "int8 of 32": _compressed(
+        "naive-quantized", lambda w: int8(w, 32, symmetric=True), kept=Kind.INT8
+    ),
     "int8, asymmetric": _compressed(
         "int-quantized", lambda w: int8(w, -1, symmetric=False), kept=None
     ),
     "int8, whole": _compressed(
-        "int-quantized", lambda w: int8(w, -1, symmetric=True, whole=True), kept=8
+        "int-quantized", lambda w: int8(w, -1, symmetric=True, whole=True), kept=Kind.INT8
     ),
     "float8, rows": _compressed(
-        "float-quantized", lambda w: float8(w, (1, -1), "weight_scale"), type="float", kept=None
+        "float-quantized",
+        lambda w: float8(w, (1, -1), "weight_scale"),
+        type="float",
+        kept=Kind.E4M3,
     ),
     "float8, whole": _compressed(
         "naive-quantized",
         lambda w: float8(w, (-1, -1), "weight_scale", "flat"),
         type="float",
-        kept=None,
+        kept=Kind.E4M3,
     ),
     "float8, blocks": _compressed(
         "float-quantized",

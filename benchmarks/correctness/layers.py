@@ -12,7 +12,7 @@ from pagefleet_kernels import reference
 from pagefleet_kernels.experts import Experts, Routing
 from pagefleet_kernels.layers import Activation, Layer
 from pagefleet_kernels.lora import Factors
-from pagefleet_kernels.quantized import GROUP, Kind, Matrix, Quantized
+from pagefleet_kernels.quantized import E4M3_GROUP, GROUP, Kind, Matrix, Quantized
 from pagefleet_kernels.triton_activation import gate_mul
 from pagefleet_kernels.triton_experts import PackedExperts, expert_sums
 from pagefleet_kernels.triton_lora import HeldLoras
@@ -246,6 +246,9 @@ def _random_matrix(inputs: Inputs, kind: Kind, outputs: int, width: int) -> Quan
     """Of weights of about 1 / sqrt(width)."""
     if kind is Kind.INT8:
         return Quantized.of(inputs.normal(outputs, width) / width**0.5)
+    if kind is Kind.E4M3:
+        scales = inputs.normal(outputs, -(-width // E4M3_GROUP)).abs_().add_(0.5) / width**0.5
+        return Quantized(inputs.normal(outputs, width).to(torch.float8_e4m3fn), scales)
     scales = inputs.normal(outputs, width // GROUP).abs_().add_(0.5) / (4 * width**0.5)
     numbers = inputs.normal(outputs, width).mul_(4).add_(8).clamp_(0, 15).to(torch.uint8)
     if kind is Kind.E2M1:

@@ -18,7 +18,7 @@ from pagefleet_kernels.layers import (
     StackShape,
 )
 from pagefleet_kernels.lora import Loras
-from pagefleet_kernels.quantized import Matrix, Quantized
+from pagefleet_kernels.quantized import Kind, Matrix, Quantized
 
 
 def _no_stack(layers: Sequence[DecoderLayer], norm: Tensor, shape: StackShape) -> None: ...
@@ -44,6 +44,7 @@ class Kernels:
     no step waits for a compiler.
     `stack(layers, norm, shape)` makes one call of all layers of a decoder, where
     the device gains by that. `sample` is `triton_sampling.sample`, where the device has that.
+    `kinds`: of quantized matrices, those that are multiplied as they are.
     `invariant`: a row's bits do not depend on its batch.
     `block_multiple`: blocks must hold a multiple of so many tokens.
     """
@@ -64,6 +65,7 @@ class Kernels:
     experts: Callable[[Experts], Layer] = reference.experts
     log_softmax: Callable[[Tensor], Tensor] = reference.log_softmax
     sample: Callable[..., Tensor] | None = None
+    kinds: frozenset[Kind] = frozenset(Kind) - {Kind.E4M3}
     invariant: bool = True
     block_multiple: int = 1
     stack: Callable[[Sequence[DecoderLayer], Tensor, StackShape], Stack | None] = _no_stack
@@ -155,6 +157,7 @@ def _triton(invariant: bool) -> Kernels:
         experts=experts,
         log_softmax=triton_logprobs.log_softmax,
         sample=triton_sampling.sample,
+        kinds=frozenset(Kind),
         invariant=invariant,
     )
 

@@ -8,7 +8,9 @@ with four bits a float16 minimum too; a weight is
     scale * E2M1_HALVES[number]   floats of four bits (MXFP4, with half of its scales)
 
 The last are halves in a table of sixteen (e2m1; Rouhani et al., "Microscaling data formats for deep
-learning", 2023, section 3), so that they are integers too where they are multiplied.
+learning", 2023, section 3), so that they are integers too where they are multiplied. Floats of
+eight bits (e4m3; Micikevicius et al., "FP8 formats for deep learning", 2022) come in longer groups,
+over scales in float32; a weight is scale * number, and only GPUs multiply them.
 
 On a CPU products with such a matrix take their inputs in eight bits as well, quantized row by row
 as they come, so that whole groups are multiplied in integers (as llama.cpp does, and in the spirit
@@ -27,6 +29,9 @@ from torch import Tensor
 GROUP = 32
 """Inputs that share a scale."""
 
+E4M3_GROUP = 128
+"""Inputs that share a scale where numbers are e4m3; of the last group some may be missing."""
+
 E2M1_HALVES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the numbers of e2m1, by their bits."""
 
@@ -39,15 +44,18 @@ class Kind(Enum):
     INT4 = 0
     INT8 = 1
     E2M1 = 2
+    E4M3 = 3
 
 
 @dataclass(frozen=True)
 class Quantized:
     """A matrix of [outputs, inputs].
 
-    numbers: uint8 [outputs, inputs], below 16 if there are minimums or they are `floats`.
-    scales: float16 [outputs, inputs / GROUP].
-    minimums: the same, or None where numbers have eight bits.
+    numbers: uint8 [outputs, inputs], below 16 if there are minimums or they are `floats`; or
+        float8_e4m3fn.
+    scales: float16 [outputs, inputs / group], or float32 of e4m3.
+    minimums: the same, of integers of four bits.
+    floats: whether numbers are e2m1.
     """
 
     numbers: Tensor
@@ -63,6 +71,8 @@ class Quantized:
     @property
     def kind(self) -> Kind:
         """Of the numbers."""
+        if self.numbers.dtype is torch.float8_e4m3fn:
+            return Kind.E4M3
         if self.floats:
             return Kind.E2M1
         return Kind.INT8 if self.minimums is None else Kind.INT4
@@ -70,7 +80,12 @@ class Quantized:
     @property
     def bits(self) -> int:
         """Of a number."""
-        return 8 if self.kind is Kind.INT8 else 4
+        return 8 if self.kind in (Kind.INT8, Kind.E4M3) else 4
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return E4M3_GROUP if self.kind is Kind.E4M3 else GROUP
 
     @classmethod
     def of(cls, weight: Tensor) -> Self:
@@ -100,7 +115,7 @@ class Quantized:
 
     def part(self, outputs: slice, inputs: slice) -> "Quantized":
         """Some outputs of some inputs, which are whole groups."""
-        groups = slice(inputs.start // GROUP, inputs.stop // GROUP)
+        groups = slice(inputs.start // self.group, -(-inputs.stop // self.group))
         minimums = None if self.minimums is None else self.minimums[outputs, groups]
         numbers, scales = self.numbers[outputs, inputs], self.scales[outputs, groups]
         return Quantized(numbers, scales, minimums, floats=self.floats)
@@ -114,6 +129,9 @@ class Quantized:
 
     def dequantized(self) -> Tensor:
         """The weights in float32."""
+        if self.kind is Kind.E4M3:
+            scales = self.scales.repeat_interleave(E4M3_GROUP, dim=1)
+            return self.numbers.float() * scales[:, : self.shape[1]]
         numbers = e2m1_halves(self.numbers) if self.floats else self.numbers.float()
         groups = numbers.view(len(numbers), -1, GROUP)
         scales = self.scales.float().unsqueeze(-1)

@@ -70,10 +70,11 @@ def _part(
     PART: tl.constexpr,
     KIND: tl.constexpr,
     TYPE: tl.constexpr,
+    NATIVE: tl.constexpr,
     DOT_TYPE: tl.constexpr,
 ) -> tl.tensor:
     """The weights of a part of what `_load` gave, of type TYPE, to be multiplied."""
-    weights = held if KIND == _PLAIN else widened(held, scale, minimum, PART, KIND, TYPE)
+    weights = held if KIND == _PLAIN else widened(held, scale, minimum, PART, KIND, TYPE, NATIVE)
     return weights.to(DOT_TYPE)
 
 
@@ -100,6 +101,7 @@ def _expert_kernel(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     KIND: tl.constexpr,
+    NATIVE: tl.constexpr,
     DOT_TYPE: tl.constexpr,
 ) -> None:
     """One program per (tile, columns). With gates the rows of entries are read, of which each row
@@ -135,10 +137,10 @@ def _expert_kernel(
                 depths = block * BLOCK + part * DEPTH + tl.arange(0, DEPTH)[:, None]
                 mask = known[None, :] & (depths < INPUTS)
                 taken = tl.load(right + depths, mask=mask, other=0.0).to(DOT_TYPE)
-                left = _part(gates, scale, minimum, part, KIND, TYPE, DOT_TYPE)
+                left = _part(gates, scale, minimum, part, KIND, TYPE, NATIVE, DOT_TYPE)
                 sums = tl.dot(left, taken, sums, input_precision="ieee")
                 if GATED:
-                    left = _part(ups, up_scale, up_minimum, part, KIND, TYPE, DOT_TYPE)
+                    left = _part(ups, up_scale, up_minimum, part, KIND, TYPE, NATIVE, DOT_TYPE)
                     others = tl.dot(left, taken, others, input_precision="ieee")
         if BIASED:
             sums += tl.load(bias + lines, mask=inside, other=0.0).to(tl.float32)[:, None]
@@ -270,6 +272,7 @@ def expert_sums(
             BLOCK=block,
             PARTS=parts,
             KIND=kind,
+            NATIVE=chip.converts_fp8,
             DOT_TYPE=dot_type(values.dtype),
             num_warps=warps,
             num_stages=min(3, chip.stages),

@@ -50,6 +50,7 @@ def _quantized_product_kernel(
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
     KIND: tl.constexpr,
+    NATIVE: tl.constexpr,
     BIASED: tl.constexpr,
     DOT_TYPE: tl.constexpr,
 ) -> None:
@@ -70,7 +71,7 @@ def _quantized_product_kernel(
             packed = (block * outputs + columns).to(tl.int64)
             pairs, scale, minimum = load_block(numbers, scales, minimums, packed, known, KIND)
             for half in tl.static_range(2):
-                weights = widened(pairs, scale, minimum, half, KIND, TYPE)
+                weights = widened(pairs, scale, minimum, half, KIND, TYPE, NATIVE)
                 depths = block * BLOCK + half * HALF + places[:, None]
                 inside = (depths < inputs) & (lines < rows)[None, :]
                 right = tl.load(lefts + depths, mask=inside, other=0.0).to(DOT_TYPE)
@@ -153,6 +154,7 @@ def quantized_product(
         COLUMNS=columns,
         BLOCK=BLOCK,
         KIND=matrix.kind.value,
+        NATIVE=chip.converts_fp8,
         BIASED=bias is not None and not split,
         DOT_TYPE=dot_type(values.dtype),
         num_warps=4,

@@ -101,9 +101,8 @@ def _load_decoder(
     unable = None
     if device.type == "cpu" and dtype is torch.float16:
         unable = "a CPU with --dtype float16"
-    if device.type == "cuda" and any(config.experts):
-        unable = "a GPU with experts"
     quantization = choose_quantization(settings.quantization, manifest.weights.kind, unable)
+    quantization = quantization.within(means.kernels.kinds)
     files, share = manifest.weights, ranks.share
     weights = load_weights(files, config, dtype, device, advance, quantization, share)
     adapters = [read_adapter(Path(each.folder), config) for each in manifest.adapters]

@@ -81,9 +81,9 @@ def numerics_class(
     else:
         unit = torch.cuda.get_device_name(device)
     name = str(decoder.dtype).removeprefix("torch.")
-    bits = decoder.bits if isinstance(decoder, Decoder) else ()
-    if bits:
-        own = "own-" + "-".join(map(str, bits))
+    kinds = decoder.kinds if isinstance(decoder, Decoder) else ()
+    if kinds:
+        own = f"own-{'-'.join(kinds)}"
         name += f" {own if settings.quantization == 'auto' else settings.quantization}"
     if isinstance(decoder, Decoder) and decoder.kv_scales is not None:
         scales = ranks.beside(decoder.kv_scales.view(1, -1)).cpu().numpy().tobytes()

@@ -12,9 +12,9 @@ by 15 scales * 2 ** -11 at most, less than a hundredth of a step between two num
 are saved in float32 are rounded alike. Those that are too small or too large for float16 leave a
 matrix without such a form.
 
-Floats of 8 bits have scales for rectangles of the matrix. The kernels do not multiply them: they
-are always widened. Those of four bits have powers of two for groups, and are a `Quantized` exactly
-if these are among those of float16.
+Floats of 8 bits have scales for rectangles of the matrix, and are a `Quantized` exactly if no group
+has two of them. Those of four bits have powers of two for groups, and are one exactly if these are
+among those of float16.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from pagefleet_kernels.quantized import GROUP, Quantized, e2m1_halves
+from pagefleet_kernels.quantized import E4M3_GROUP, GROUP, Quantized, e2m1_halves
 from pagefleet_worker.checkpoints.safetensors_files import TensorFiles
 from pagefleet_worker.model_files import ModelError
 
@@ -99,8 +99,15 @@ class Scaled:
         rows = self.scales.float().repeat_interleave(height, dim=0)[:outputs]
         return self.numbers.float().mul_(rows.repeat_interleave(width, dim=1)[:, :inputs])
 
-    def quantized(self) -> None:
-        """No kernel multiplies such numbers."""
+    def quantized(self) -> Quantized | None:
+        """The same numbers over a scale for each group, if no group has two."""
+        outputs, inputs = self.numbers.shape
+        height, width = self.block
+        if width < inputs and width % E4M3_GROUP:
+            return None
+        rows = self.scales.float().repeat_interleave(height, dim=0)[:outputs]
+        scales = rows.repeat_interleave(-(-width // E4M3_GROUP), dim=1)
+        return Quantized(self.numbers, scales[:, : -(-inputs // E4M3_GROUP)].contiguous())
 
 
 @dataclass(frozen=True)

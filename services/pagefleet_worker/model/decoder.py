@@ -97,7 +97,7 @@ class Decoder:
         self.adapters = len(changes)
         self._ranks = ranks
         self.layers = self._prepare_layers(weights, max_positions, changes)
-        self.bits = sorted(weights.bits)
+        self.kinds = sorted(kind.name.lower() for kind in weights.kinds)
         self._embedding, self._norm = weights.embedding, weights.norm
         self._head = kernels.head(weights.head)
         scale = torch.tensor(config.embedding_scale).to(self._embedding)

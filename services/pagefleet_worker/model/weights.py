@@ -8,7 +8,7 @@ translates. Pickled weights are never read.
 """
 
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pagefleet.manifest import Weights
-from pagefleet_kernels.quantized import GROUP, Matrix, Quantized
+from pagefleet_kernels.quantized import Kind, Matrix, Quantized
 from pagefleet_worker.checkpoints.safetensors_files import TensorFiles
 from pagefleet_worker.checkpoints.stored_matrix import StoredMatrix
 from pagefleet_worker.model.config import DecoderConfig
@@ -34,18 +34,22 @@ class Quantization:
     """Which matrices are kept in few bits; embeddings, routers and what makes keys and values of
     latents never are.
 
-    own: bits of a number in which those of the files are taken as they are.
+    own: kinds of numbers that are taken as the files have them.
     others: whether all others are rounded to eight bits.
     """
 
-    own: Sequence[int] = ()
+    own: Set[Kind] = frozenset()
     others: bool = False
+
+    def within(self, kinds: Set[Kind]) -> "Quantization":
+        """The same where only these are multiplied as they are."""
+        return replace(self, own=self.own & kinds)
 
 
 PLAIN = Quantization()
-INT8 = Quantization((8,), others=True)
-OWN = Quantization((4, 8))
-OWN_OR_INT8 = Quantization((4, 8), others=True)
+INT8 = Quantization(frozenset({Kind.INT8}), others=True)
+OWN = Quantization(frozenset(Kind))
+OWN_OR_INT8 = Quantization(frozenset(Kind), others=True)
 
 Progress = Callable[[int, int], None]
 """Told how many of how many tensors are loaded."""
@@ -84,7 +88,7 @@ class LayerWeights:
 @dataclass(frozen=True)
 class DecoderWeights:
     """A whole decoder; `head` is `embedding` itself where the model ties them and it is not
-    quantized. `bits` are those of the numbers of quantized matrices, of all that was read so far.
+    quantized. `kinds` are those of quantized matrices, of all that was read so far.
 
     Layers are read when they are taken, once: whoever makes something else of each never holds
     the model twice.
@@ -94,7 +98,7 @@ class DecoderWeights:
     layers: Iterable[LayerWeights]
     norm: Tensor
     head: Matrix
-    bits: Set[int] = frozenset()
+    kinds: Set[Kind] = frozenset()
 
 
 class Source(Protocol):
@@ -174,21 +178,22 @@ class Fused:
             source.copy(prefix + name, part, cuts)
         return tensor if self.order is None else tensor[self.order.to(device)]
 
-    def quantized(self, source: Source, prefix: str, bits: Sequence[int]) -> Quantized | None:
-        """The matrix as the files have it, if they have it in so many `bits`, and no group of
+    def quantized(self, source: Source, prefix: str, kinds: Set[Kind]) -> Quantized | None:
+        """The matrix as the files have it, if its numbers are of these `kinds`, and no group of
         theirs is cut.
         """
         if self.columns is None:
             return None
         parts = []
         for name, (rows, columns) in self._pieces:
-            if columns.first % GROUP or columns.count % GROUP:
-                return None
             part = source.quantized(prefix + name, (rows.whole, columns.whole))
-            if part is None or part.bits not in bits or rows.span.stop > rows.whole:
+            if part is None or part.kind not in kinds or rows.span.stop > rows.whole:
+                return None
+            begin, end = columns.span.start, columns.span.stop
+            if begin % part.group or (end % part.group and end < columns.whole):
                 return None
             parts.append(part.part(rows.span, columns.span))
-        if len({(part.bits, part.floats) for part in parts}) > 1:
+        if len({part.kind for part in parts}) > 1:
             return None
         matrix = Quantized.stacked(parts)
         return matrix if self.order is None else matrix.rows(self.order)
@@ -213,7 +218,7 @@ def load_weights(
     inner = [_layer_tensors(config, share, layer) for layer in range(config.layers)]
     source = _open(files, config)
     loaded, total = 0, len(outer) + sum(map(len, inner))
-    bits: set[int] = set()
+    kinds: set[Kind] = set()
 
     def few_bits(fused: Fused, prefix: str) -> Quantized | None:
         own = fused.quantized(source, prefix, quantization.own) if quantization.own else None
@@ -232,7 +237,7 @@ def load_weights(
                 made[field] = each.load(source, prefix, dtype, device)
             else:
                 made[field] = matrix.to(device)
-                bits.add(matrix.bits)
+                kinds.add(matrix.kind)
             loaded += 1
             progress(loaded, total)
         return made
@@ -242,7 +247,7 @@ def load_weights(
         LayerWeights(**load(tensors, f"model.layers.{index}."))
         for index, tensors in enumerate(inner)
     )
-    return DecoderWeights(layers=layers, bits=bits, **{"head": rest["embedding"], **rest})
+    return DecoderWeights(layers=layers, kinds=kinds, **{"head": rest["embedding"], **rest})
 
 
 def _outer_tensors(

@@ -7,7 +7,7 @@ import torch
 
 from pagefleet_kernels.experts import Experts, Routing
 from pagefleet_kernels.layers import Activation
-from pagefleet_kernels.quantized import Quantized
+from pagefleet_kernels.quantized import Kind, Quantized
 from tests.unit.kernels.quantized_case import random_matrix
 
 _PLAIN = [
@@ -26,14 +26,19 @@ ALL_ROUTINGS = pytest.mark.parametrize(("choices", "routing"), _PLAIN + _GROUPED
 
 
 def random_experts(
-    choices: int, routing: Routing, size: int, inner: int, dtype: torch.dtype, bits: float = 0
+    choices: int,
+    routing: Routing,
+    size: int,
+    inner: int,
+    dtype: torch.dtype,
+    kind: Kind | None = None,
 ) -> Experts:
-    """With outputs of about the size of the inputs; `bits` of the matrices, if they are few."""
+    """With outputs of about the size of the inputs; matrices are plain without a `kind`."""
     count = choices + routing.shared
 
     def matrix(outputs: int, inputs: int):
-        if bits:
-            return random_matrix(bits, count * outputs, inputs)
+        if kind is not None:
+            return random_matrix(kind, count * outputs, inputs)
         return (torch.randn(count * outputs, inputs) / inputs**0.5).to(dtype)
 
     router = torch.randn(choices + routing.other_scores, size) / size**0.5

@@ -9,10 +9,10 @@ from pagefleet_kernels import cpu_experts, cpu_linear, reference
 from pagefleet_kernels.cpu_experts import PackedExperts
 from pagefleet_kernels.cpu_linear import Epilogue, PackedLinear
 from pagefleet_kernels.experts import Experts, Routing
+from pagefleet_kernels.quantized import Kind
 from tests.unit.kernels.expert_case import ALL_ROUTINGS, biased, double, random_experts
 from tests.unit.kernels.expert_ties import clear_values
 from tests.unit.kernels.paged_case import fresh_seed
-from tests.unit.kernels.quantized_case import FLOATS
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
@@ -38,20 +38,20 @@ def test_outputs_are_those_of_float64(dtype, choices, routing, change):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bits"),
+    ("dtype", "kind"),
     [
-        (torch.float32, 8),
-        (torch.bfloat16, 4),
-        (torch.float32, FLOATS),
-        pytest.param(torch.float32, 4, marks=pytest.mark.slow),
-        pytest.param(torch.bfloat16, 8, marks=pytest.mark.slow),
+        (torch.float32, Kind.INT8),
+        (torch.bfloat16, Kind.INT4),
+        (torch.float32, Kind.E2M1),
+        pytest.param(torch.float32, Kind.INT4, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, Kind.INT8, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_quantized_experts_are_quantized_layers_weighted(dtype, bits):
+def test_quantized_experts_are_quantized_layers_weighted(dtype, kind):
     """Each expert's outputs are those of dense layers, to the bit before they are added up."""
     routing = Routing(3, renormalized=True, shared=1)
-    experts = biased(random_experts(9, routing, 64, 96, dtype, bits))
+    experts = biased(random_experts(9, routing, 64, 96, dtype, kind))
     gates = [
         cpu_linear.gated(part, bias, (), experts.activation)
         for part, bias in experts.parts(experts.gate_up, experts.gate_up_bias)
@@ -72,10 +72,12 @@ def test_quantized_experts_are_quantized_layers_weighted(dtype, bits):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bits"), [(torch.float32, 0), (torch.bfloat16, 0), (torch.float32, 8)], ids=str
+    ("dtype", "kind"),
+    [(torch.float32, None), (torch.bfloat16, None), (torch.float32, Kind.INT8)],
+    ids=str,
 )
-def test_a_row_has_the_same_bits_in_every_batch_on_any_threads(dtype, bits):
-    experts = biased(random_experts(6, Routing(2, renormalized=True), 64, 32, dtype, bits))
+def test_a_row_has_the_same_bits_in_every_batch_on_any_threads(dtype, kind):
+    experts = biased(random_experts(6, Routing(2, renormalized=True), 64, 32, dtype, kind))
     layer, before = cpu_experts.experts(experts), torch.get_num_threads()
     values = torch.randn(300, 64).to(dtype)
     alone = torch.cat([layer(row) for row in values.split(1)])

@@ -11,6 +11,7 @@ import torch
 
 from pagefleet_kernels import reference
 from pagefleet_kernels.experts import Routing
+from pagefleet_kernels.quantized import Kind
 from pagefleet_kernels.triton_experts import TritonExperts
 from pagefleet_kernels.triton_routing import route, sort_tiles
 from tests.unit.kernels.expert_case import (
@@ -22,7 +23,6 @@ from tests.unit.kernels.expert_case import (
     widened,
 )
 from tests.unit.kernels.paged_case import fresh_seed
-from tests.unit.kernels.quantized_case import FLOATS
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 2**-4}
 
@@ -73,21 +73,21 @@ def test_every_entry_is_in_a_tile_of_its_expert(experts):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "invariant", "bits"),
+    ("dtype", "invariant", "kind"),
     [
-        (torch.float32, True, 0),
-        (torch.float16, False, 0),
-        (torch.bfloat16, False, 0),
-        (torch.float32, False, 4),
-        (torch.bfloat16, True, FLOATS),
+        (torch.float32, True, None),
+        (torch.float16, False, None),
+        (torch.bfloat16, False, None),
+        (torch.float32, False, Kind.INT4),
+        (torch.bfloat16, True, Kind.E2M1),
     ],
     ids=str,
 )
 @ROUTINGS
-def test_outputs_are_those_of_float64(choices, routing, dtype, invariant, bits):
+def test_outputs_are_those_of_float64(choices, routing, dtype, invariant, kind):
     """With matrices as they are widened to the type of the inputs."""
-    size, inner = (96, 32) if bits else (72, 40)
-    experts = random_experts(choices, routing, size, inner, dtype, bits)
+    size, inner = (72, 40) if kind is None else (96, 32)
+    experts = random_experts(choices, routing, size, inner, dtype, kind)
     if not invariant or routing.shared:
         experts = biased(experts)
     router = reference.linear(experts.router, experts.router_bias)
@@ -110,10 +110,10 @@ def test_outputs_are_those_of_float64(choices, routing, dtype, invariant, bits):
 
 
 @pytest.mark.parametrize("invariant", [True, False])
-@pytest.mark.parametrize("bits", [4, 8, FLOATS])
-def test_few_bits_give_the_bits_of_the_matrices_that_they_stand_for(bits, invariant):
+@pytest.mark.parametrize("kind", Kind)
+def test_few_bits_give_the_bits_of_the_matrices_that_they_stand_for(kind, invariant):
     """In the 16 bits of which the same number is multiplied at once."""
-    experts = random_experts(5, Routing(2, renormalized=True), 160, 96, torch.float16, bits)
+    experts = random_experts(5, Routing(2, renormalized=True), 160, 96, torch.float16, kind)
     experts, router = biased(experts), reference.linear(experts.router)
     layers = [
         TritonExperts(each, router, invariant=invariant) for each in (experts, widened(experts))
@@ -124,9 +124,9 @@ def test_few_bits_give_the_bits_of_the_matrices_that_they_stand_for(bits, invari
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("bits", [0, 4])
-def test_a_row_has_the_same_bits_in_every_batch(bits):
-    experts = random_experts(6, Routing(2, renormalized=True), 64, 32, torch.float32, bits)
+@pytest.mark.parametrize("kind", [None, Kind.INT4])
+def test_a_row_has_the_same_bits_in_every_batch(kind):
+    experts = random_experts(6, Routing(2, renormalized=True), 64, 32, torch.float32, kind)
     router = experts.router.double().T
     layer = TritonExperts(
         experts, lambda values, adapters=None: (values.double() @ router).float(), invariant=True

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pagefleet.manifest import Weights
-from pagefleet_kernels.quantized import GROUP, Quantized
+from pagefleet_kernels.quantized import Kind, Quantized
 from pagefleet_worker.checkpoints.formats import format_of
 from pagefleet_worker.checkpoints.safetensors_files import TensorFiles
 from pagefleet_worker.checkpoints.stored_matrix import Grouped
@@ -62,7 +62,7 @@ def test_a_checkpoint_is_what_it_stands_for(name: str, source: Path, tmp_path: P
     expected, meant = load(twin, PLAIN)
     widened, plain = load(tmp_path / "model", PLAIN)
     weights, own = load(tmp_path / "model", OWN)
-    assert weights.bits == ({checkpoint.kept} if checkpoint.kept else set())
+    assert weights.kinds == ({checkpoint.kept} if checkpoint.kept else set())
     assert torch.equal(widened.head, expected.head)
     assert torch.equal(weights.head, expected.head)
     for number, (layer, same, right) in enumerate(zip(own, plain, meant, strict=True)):
@@ -74,9 +74,9 @@ def test_a_checkpoint_is_what_it_stands_for(name: str, source: Path, tmp_path: P
                 assert torch.equal(found, weight)
                 continue
             assert isinstance(found, Quantized)
-            assert found.bits == checkpoint.kept
+            assert found.kind is checkpoint.kept
             off = (found.dequantized() - weight).abs()
-            steps = found.scales.float().repeat_interleave(GROUP, dim=1)
+            steps = found.scales.float().repeat_interleave(found.group, dim=1)
             assert (off <= steps * (0 if checkpoint.exact else 15 * 2**-11)).all()
 
 
@@ -87,7 +87,7 @@ def test_all_is_in_eight_bits_where_that_is_asked_for(
     twin = write_checkpoint(source, tmp_path / "model", CHECKPOINTS[name])
     expected, meant = load(twin, PLAIN)
     weights, layers = load(tmp_path / "model", INT8)
-    assert weights.bits == {8}
+    assert weights.kinds == {Kind.INT8}
     pairs = [(weights.head, expected.head)]
     for layer, right in zip(layers, meant, strict=True):
         pairs += [(getattr(layer, field), getattr(right, field)) for field in MATRICES]

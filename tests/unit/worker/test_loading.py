@@ -87,8 +87,8 @@ def test_a_gpu_that_is_too_old_is_refused(
         load_engine(prepared_model("llama"), WorkerSettings(device="cuda"), lambda: None)
 
 
-def test_quantized_experts_are_widened_for_a_gpu_or_refused() -> None:
-    unable = "a GPU with experts"
+def test_what_no_kernel_multiplies_is_widened_or_refused() -> None:
+    unable = "a CPU with --dtype float16"
     assert choose_quantization("auto", "safetensors", unable) == PLAIN
-    with pytest.raises(ModelError, match="no products for --quantization int8 on a GPU with exper"):
+    with pytest.raises(ModelError, match="no products for --quantization int8 on a CPU with --d"):
         choose_quantization("int8", "safetensors", unable)

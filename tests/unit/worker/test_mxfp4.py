@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from pagefleet_kernels.quantized import GROUP, Quantized
+from pagefleet_kernels.quantized import GROUP, Kind, Quantized
 from pagefleet_worker.checkpoints.stored_matrix import Micro
 from pagefleet_worker.model.shares import Share
 from pagefleet_worker.model.weights import INT8, OWN, PLAIN
@@ -56,7 +56,7 @@ def test_numbers_are_what_transformers_reads(folder: Path, twin: Path) -> None:
     _, meant = load(twin, PLAIN)
     _, widened = load(folder, PLAIN)
     weights, own = load(folder, OWN)
-    assert weights.bits == {4}
+    assert weights.kinds == {Kind.E2M1}
     for layer, plain, right in zip(own, widened, meant, strict=True):
         for name, tensor in vars(right).items():
             found = getattr(layer, name)
@@ -83,7 +83,7 @@ def test_ranks_have_parts_of_them(folder: Path) -> None:
 def test_all_is_in_eight_bits_where_that_is_asked_for(folder: Path, twin: Path) -> None:
     _, meant = load(twin, PLAIN)
     weights, layers = load(folder, INT8)
-    assert weights.bits == {8}
+    assert weights.kinds == {Kind.INT8}
     for layer, right in zip(layers, meant, strict=True):
         for field in FIELDS:
             weight = getattr(right, field)
@@ -114,7 +114,7 @@ def test_tokens_are_transformers(
     for stream in streams_of(served(prepared, quantization="none"), prompts):
         assert_chosen(oracle, stream, 1e-4)
     own = served(prepared)
-    assert "float32 own-4 " in own.facts.numerics
+    assert "float32 own-e2m1 " in own.facts.numerics
     assert "inexact" not in own.facts.numerics
     assert_mostly_chosen(oracle, streams_of(own, prompts), MOSTLY)
 

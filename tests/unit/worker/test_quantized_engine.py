@@ -83,14 +83,14 @@ def assert_mostly_chosen(oracle: torch.nn.Module, streams: list[Stream], near: f
 @pytest.mark.parametrize(
     ("model", "name", "numerics"),
     [
-        ("llama", "gptq of 32, asymmetric", "float32 own-4 "),
-        ("qwen2", "awq", "float32 own-4 "),
-        ("qwen3", "packed", "float32 own-4 "),
-        ("mistral", "int8", "float32 own-8 "),
+        ("llama", "gptq of 32, asymmetric", "float32 own-int4 "),
+        ("qwen2", "awq", "float32 own-int4 "),
+        ("qwen3", "packed", "float32 own-int4 "),
+        ("mistral", "int8", "float32 own-int8 "),
         ("qwen3", "fp8", "float32 block-"),
-        ("gemma", "packed", "float32 own-4 "),
-        ("phi3-partial", "awq", "float32 own-4 "),
-        ("qwen3-moe", "packed", "float32 own-4 "),
+        ("gemma", "packed", "float32 own-int4 "),
+        ("phi3-partial", "awq", "float32 own-int4 "),
+        ("qwen3-moe", "packed", "float32 own-int4 "),
     ],
 )
 def test_tokens_are_transformers(
@@ -150,7 +150,7 @@ def test_a_config_in_a_file_of_its_own(
     (tmp_path / "model" / "config.json").write_text(json.dumps(values))
     (tmp_path / "model" / file).write_text(json.dumps(config))
     folder = prepare(str(tmp_path / "model"), tmp_path / "cache")
-    assert "own-4" in served(folder).facts.numerics
+    assert "own-int4" in served(folder).facts.numerics
     widened = served(folder, dtype="float16").facts.numerics
     assert "float16 block-" in widened  # a CPU has no such products
 
