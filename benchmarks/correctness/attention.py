@@ -12,6 +12,7 @@ from benchmarks.correctness.comparison import ROUNDING, Check, Inputs, error_of
 from pagefleet_kernels import reference
 from pagefleet_kernels.triton_attention import attention
 from pagefleet_kernels.triton_cache import copy_blocks, rotary_write_kv, write_kv
+from pagefleet_kernels.triton_latents import product_by_heads, rotary_write_latents
 from pagefleet_kernels.triton_tiling import chip_of, choose_tiling
 
 Rows: TypeAlias = Sequence[tuple[int, int]]
@@ -31,7 +32,9 @@ def quick(inputs: Inputs) -> Iterator[partial[Check]]:
     for rows in (DECODE[:4], MIXED[:3]):
         yield partial(_attention, inputs, rows, torch.float32, _SMALL)
     yield partial(_eight_bits, inputs, MIXED[:3], torch.float32, _SMALL)
+    yield partial(_latents, inputs, MIXED[:3], torch.float32, 5, 48, 16)
     yield partial(_writes, inputs, torch.float32, 4, 2, 64)
+    yield partial(_latent_layers, inputs, torch.float32, 5, 48, 16)
     yield partial(_copies, inputs, torch.bfloat16)
 
 
@@ -56,7 +59,12 @@ def full(inputs: Inputs) -> Iterator[partial[Check]]:
         shape = {"heads": 8, "kv_heads": 2, "head_size": size, "block_size": block_size}
         for rows in (DECODE, MIXED):
             yield partial(_attention, inputs, rows, bfloat16, shape)
+    for rows in (DECODE, MIXED):
+        yield partial(_latents, inputs, rows, bfloat16, 128, 512, 64)
+        yield partial(_latents, inputs, rows, bfloat16, 16, 512, 64, invariant=True)
+        yield partial(_latents, inputs, rows, torch.float32, 16, 512, 64)
     for dtype in (bfloat16, torch.float32):
+        yield partial(_latent_layers, inputs, dtype, 128, 512, 64)
         yield partial(_writes, inputs, dtype, 32, 8, 128)
         yield partial(_writes, inputs, dtype, 4, 4, 80)
     yield partial(_copies, inputs, bfloat16)
@@ -106,6 +114,49 @@ def _attention(
     expected = reference.attention(query.double(), keys.double(), values.double(), *rest, **options)
     case = f"{shape['heads']}/{shape['kv_heads']} x {shape['head_size']}, {len(query)} tokens"
     return Check("attention", case, error_of(found, expected), ROUNDING[dtype])
+
+
+def _latents(
+    inputs: Inputs,
+    rows: Rows,
+    dtype: torch.dtype,
+    heads: int,
+    rank: int,
+    turned: int,
+    **options: Any,
+) -> Check:
+    shape = {"heads": heads, "kv_heads": 1, "head_size": rank + turned, "block_size": 16}
+    query, cache, _, *rest = attention_inputs(inputs, rows, dtype=dtype, **shape)
+    found = attention(query, cache, cache[..., :rank], *rest, scale=0.05, **options)
+    exact = cache.double()
+    expected = reference.attention(query.double(), exact, exact[..., :rank], *rest, scale=0.05)
+    case = f"latents, {heads} x {rank} + {turned}, {len(query)} tokens"
+    return Check("attention", case, error_of(found, expected), ROUNDING[dtype])
+
+
+def _latent_layers(inputs: Inputs, dtype: torch.dtype, heads: int, rank: int, turned: int) -> Check:
+    """`rotary_write_latents`: what is stored, and that nothing else is; and `product_by_heads`."""
+    tokens, size = 37, 2 * turned
+    query = inputs.normal(tokens, heads, size + turned, dtype=dtype)
+    entry = inputs.normal(tokens, rank + turned, dtype=dtype)
+    latent, key = torch.split(entry, [rank, turned], 1)
+    slots, positions = inputs.permutation(9 * 16)[:tokens], inputs.permutation(200)[:tokens]
+    angles = inputs.normal(200, turned // 2)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    cache = inputs.poisoned(9, 1, 16, rank + turned, dtype=dtype)
+    wide = cache.double()
+    rotated = rotary_write_latents(query, latent, key, cos_sin, positions, cache, slots)
+    given = query.double(), latent.double(), key.double(), cos_sin.double(), positions
+    expected = reference.rotary_write_latents(*given, wide, slots)
+    weights = inputs.normal(heads, rank, size + turned, dtype=dtype) / (size + turned) ** 0.5
+    products = reference.by_heads(weights.double())(query.double())
+    error = max(
+        error_of(rotated, expected),
+        error_of(cache, wide),
+        error_of(product_by_heads(query, weights), products),
+    )
+    case = f"{heads} x {rank} + {turned}"
+    return Check("rotary_write_latents, product_by_heads", case, error, ROUNDING[dtype])
 
 
 def _invariant_attention(inputs: Inputs, dtype: torch.dtype, shape: dict[str, int]) -> Check:
