@@ -15,7 +15,7 @@ over scales in float32; a weight is scale * number, and only GPUs multiply them.
 On a CPU products with such a matrix take their inputs in eight bits as well, quantized row by row
 as they come, so that whole groups are multiplied in integers (as llama.cpp does, and in the spirit
 of Dettmers et al., "LLM.int8()", NeurIPS 2022, with groups in the place of its outliers). A GPU
-widens the weights instead as it reads them (`triton_quantized`).
+widens the weights instead as it reads them (`triton_packed`).
 """
 
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ SMALL = {
     "HEAD_SIZE": 32,
     "TOKEN_NUMBERS": 128,
 }
-LINES = {"decode": 5, "decode, fp8": 4, "prefill": 3, "products": 4, "experts": 4, "sample": 4}
+LINES = {"decode": 5, "decode, fp8": 4, "prefill": 3, "products": 6, "experts": 4, "sample": 4}
 QUICK = ("products", "step, graphs on")
 
 
