@@ -137,8 +137,16 @@ def _triton(invariant: bool) -> Kernels:
         return lambda values, adapters=None: scores(values, adapters).float()
 
     def experts(weights: Experts) -> Layer:
-        router = linear(weights.router, weights.router_bias)
-        return triton_experts.TritonExperts(weights, router, invariant=invariant)
+        if not weights.routing.sigmoid:
+            router = linear(weights.router, weights.router_bias)
+            return triton_experts.TritonExperts(weights, router, invariant=invariant)
+        bias = None if weights.router_bias is None else weights.router_bias.float()
+        scores = linear(weights.router.float(), bias)  # corrections are finer than 16 bits
+
+        def wide(values: Tensor, adapters: Tensor | None = None) -> Tensor:
+            return scores(values.float())
+
+        return triton_experts.TritonExperts(weights, wide, invariant=invariant)
 
     return Kernels(
         f"triton-{triton_jit.source_digest()}" + ("-invariant" if invariant else ""),

@@ -1,6 +1,7 @@
 """Triton's experts in Triton's interpreter, against `reference.experts` in float64."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 import torch
 
-from pagefleet_kernels import reference
+from pagefleet_kernels import dispatch, reference
 from pagefleet_kernels.experts import Routing
 from pagefleet_kernels.quantized import Kind
 from pagefleet_kernels.triton_experts import TritonExperts
@@ -135,3 +136,17 @@ def test_a_row_has_the_same_bits_in_every_batch(kind):
     together = layer(values)
     for first, last in ((0, 1), (69, 70), (20, 50)):
         assert torch.equal(layer(values[first:last]), together[first:last])
+
+
+def test_scores_of_sigmoids_are_not_rounded():
+    """Two experts whose scores are one number in 16 bits."""
+    routing = Routing(1, renormalized=True, sigmoid=True)
+    experts = random_experts(2, routing, 64, 32, torch.bfloat16)
+    experts.router.fill_(1)
+    experts.router[1, 0] += 2**-7
+    experts = replace(experts, correction=torch.zeros(2))
+    values = torch.full((1, 64), 2**-5, dtype=torch.bfloat16)
+    gate_up, down = (list(experts.parts(each))[1][0] for each in (experts.gate_up, experts.down))
+    expected = reference.linear(down)(reference.gated(gate_up)(values))
+    layer = dispatch.select(torch.device("cuda")).experts(experts)
+    torch.testing.assert_close(layer(values), expected, rtol=2**-6, atol=2**-6)
