@@ -1,13 +1,14 @@
 """Latents on the CPU: their attention, how they are written, and matrices by heads."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from pagefleet_kernels import cpu_attention, cpu_latents, cpu_linear, reference
 from tests.unit.kernels.paged_case import dense_attention, fresh_seed, latent_case
-from tests.unit.kernels.test_cpu_attention import TOLERANCE, part, random_rows
+from tests.unit.kernels.test_cpu_attention import ERROR, part, random_rows
 
 SHAPES = [
     pytest.param(16, 512, 64, 16, torch.bfloat16, id="deepseek-bfloat16"),
@@ -22,10 +23,12 @@ def test_agrees_with_dense_attention(heads, rank, turned, block_size, dtype):
     seed = fresh_seed()
     rows = random_rows(random.Random(seed))
     case = latent_case(rows, seed=seed, dtype=dtype, heads=heads, rank=rank, turned=turned)
-    output = cpu_attention.attention(*case.arguments(), scale=0.1)
+    scale = (rank + turned) ** -0.5
+    output = cpu_attention.attention(*case.arguments(), scale=scale)
     assert output.shape == (len(case.query), heads, rank)
-    expected = dense_attention(case, 0.1)
-    torch.testing.assert_close(output.double(), expected, rtol=4e-3, atol=TOLERANCE[dtype])
+    magnitudes = replace(case, values=[values.abs() for values in case.values])
+    allowed = ERROR[dtype] * dense_attention(magnitudes, scale)
+    assert ((output.double() - dense_attention(case, scale)).abs() <= allowed).all()
 
 
 @pytest.mark.parametrize(("heads", "rank", "turned", "block_size", "dtype"), SHAPES)
