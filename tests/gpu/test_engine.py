@@ -58,6 +58,7 @@ def values(stream: Stream) -> list[float]:
                 "granite",
                 "qwen3-moe",
                 "gpt-oss",
+                "glm4-moe",
             )
         ),
     ],
