@@ -63,7 +63,7 @@ MACHINES = {
         ("tcgen05.mma", "mma.sync"),
     ),
     "hip:gfx942": Machine(
-        GPUTarget("hip", "gfx942", 64), Chip(304, False, 2), 64 * 1024, ("v_mfma",)
+        GPUTarget("hip", "gfx942", 64), Chip(304, False, 2, lanes=64), 64 * 1024, ("v_mfma",)
     ),
 }
 

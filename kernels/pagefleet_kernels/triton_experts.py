@@ -230,7 +230,7 @@ def expert_sums(
         return output
     exact = values.dtype is torch.float32  # which no matrix unit computes: larger tiles spill
     few = not invariant and rows * each < _FEW_ROWS * experts.count
-    height, columns, warps = (_FEW_ROWS, 32, 8) if exact else (_FEW_ROWS if few else _ROWS, 64, 4)
+    height, columns = (_FEW_ROWS, 32) if exact else (_FEW_ROWS if few else _ROWS, 64)
     order, tiles = sort_tiles(taken, experts.count, height)
     chip = chip or chip_of(values.device)
     inner = values.new_empty(rows * each, experts.inner_size)
@@ -247,9 +247,11 @@ def expert_sums(
         if isinstance(matrix, Tensor):
             weights, scales, minimums = matrix, matrix, None
             block, parts, kind = _DEPTH_BYTES // matrix.element_size(), 1, _PLAIN.value
+            threads = 128
         else:
             weights, scales, minimums = matrix.numbers, matrix.scales, matrix.minimums
             block, parts, kind = BLOCK, 2, matrix.kind.value
+            threads = 128 if few or chip.warpgroup_matrices else 256  # registers hold all there
         _expert_kernel[(len(tiles), triton.cdiv(target.shape[1], columns))](
             left,
             weights,
@@ -274,7 +276,7 @@ def expert_sums(
             KIND=kind,
             NATIVE=chip.converts_fp8,
             DOT_TYPE=dot_type(values.dtype),
-            num_warps=warps,
+            num_warps=8 if exact else max(4, threads // chip.lanes),
             num_stages=min(3, chip.stages),
             enable_fp_fusion=False,
         )

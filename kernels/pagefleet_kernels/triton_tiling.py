@@ -33,12 +33,14 @@ class Chip:
         tcgen05), which leaves the registers to a larger tile.
     stages: the deepest software pipeline that pays.
     converts_fp8: whether e4m3 is converted in hardware.
+    lanes: threads of a warp.
     """
 
     processors: int
     warpgroup_matrices: bool
     stages: int
     converts_fp8: bool = False
+    lanes: int = 32
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def chip_of(device: torch.device) -> Chip:
         return Chip(processors=2, warpgroup_matrices=True, stages=5)
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
-        return Chip(properties.multi_processor_count, warpgroup_matrices=False, stages=2)
+        count = properties.multi_processor_count
+        return Chip(count, warpgroup_matrices=False, stages=2, lanes=64)
     capability = (properties.major, properties.minor)
     return Chip(
         properties.multi_processor_count,
