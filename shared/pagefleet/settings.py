@@ -229,7 +229,7 @@ class SchedulerSettings(CellSettings):
     tap_endpoint: str | None = setting(
         None, "where `pagefleet tap` reads all messages, for example ipc:///tmp/pagefleet-tap"
     )
-    worker_wait: float = setting(30.0, "seconds that requests wait for a first worker", least=0)
+    worker_wait: float = setting(30.0, "seconds that requests wait for a worker", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
