@@ -75,8 +75,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "seed_oss": {"attention_bias": False, "attention_out_bias": True, "rope_theta": 1e7},
     "exaone4": {
         "sliding_window": 64,
-        "sliding_window_pattern": "LLLG",
-        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2,
+        "sliding_window_pattern": 3,
         "rope_scaling": {
             "rope_type": "llama3",
             "factor": 16.0,
