@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Write, str]] = {
     "int4": ("llama", {}, quantized("gptq of 32"), "own-int4"),
     "experts, e2m1": ("gpt-oss", {}, write_mxfp4, "own-e2m1"),
     "experts, int4": (
-        "qwen3-moe", {"mlp_only_layers": []}, quantized("gptq of 32, asymmetric"), "own-int4"
+        "qwen3-moe", {"mlp_only_layers": []}, quantized("gptq of 32"), "own-int4"
     ),
     "e4m3": ("llama", {}, quantized("fp8"), "own-e4m3"),
     "int8": ("llama", {}, quantized("int8 of 32"), "own-int8"),
