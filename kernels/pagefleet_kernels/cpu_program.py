@@ -21,7 +21,12 @@ from numba import carray, types
 from numpy.typing import NDArray
 
 from pagefleet_kernels import cpu_attention, cpu_cache, cpu_layers
-from pagefleet_kernels.cpu_experts import GatesArguments, SumsArguments, run_gates, run_sums
+from pagefleet_kernels.cpu_expert_products import (
+    GatesArguments,
+    SumsArguments,
+    run_gates,
+    run_sums,
+)
 from pagefleet_kernels.cpu_grouped import Weights
 from pagefleet_kernels.cpu_ir import (
     Format,

@@ -26,9 +26,10 @@ MULTIPLYING = (
 def check_report(target: str, case: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(ROOT / "kernels")
-    script = str(ROOT / "benchmarks" / "triton_resources.py")
+    script = "benchmarks.triton_resources"
     finished = subprocess.run(
-        [sys.executable, "-W", "error", script, target, "--case", case],
+        [sys.executable, "-W", "error", "-m", script, target, "--case", case],
+        cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
