@@ -22,6 +22,6 @@ def test_what_a_gpu_does_without_a_gpu():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_what_a_gpu_does_without_a_gpu_at_length():
     run_interpreted("-m", "slow", str(HERE))

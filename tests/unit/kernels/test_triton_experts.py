@@ -23,6 +23,7 @@ from tests.unit.kernels.expert_case import (
     random_experts,
     widened,
 )
+from tests.unit.kernels.expert_ties import clear_values
 from tests.unit.kernels.paged_case import fresh_seed
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 2**-4}
@@ -95,19 +96,11 @@ def test_outputs_are_those_of_float64(choices, routing, dtype, invariant, kind):
     layer = TritonExperts(experts, router, invariant=invariant)
     exact, error = reference.experts(double(widened(experts))), TOLERANCE[dtype]
     for count in (0, 1, 20):
-        values = torch.randn(count, size).to(dtype)
-        expected = exact(values.double())
-        scores = reference.linear(double(experts).router, double(experts).router_bias)(
-            values.double()
-        )
-        best = scores[:, :choices].sort(-1, descending=True).values
-        if routing.chosen < choices:  # scores may be rounded
-            clear = best[:, routing.chosen - 1] - best[:, routing.chosen] > 0.05
-        else:
-            clear = torch.ones(count, dtype=torch.bool)
-        found = layer(values).double()
+        rounding = max(torch.finfo(dtype).eps, 2**-14)  # of scores, where a router rounds them
+        values = clear_values(experts, count, rounding)
+        expected, found = exact(values.double()), layer(values).double()
         largest = max(1, *expected.abs().flatten().tolist()) if count else 1
-        torch.testing.assert_close(found[clear], expected[clear], atol=error * largest, rtol=error)
+        torch.testing.assert_close(found, expected, atol=error * largest, rtol=error)
 
 
 @pytest.mark.parametrize("invariant", [True, False])
